@@ -1,0 +1,43 @@
+"""Reading, validating, digesting and writing documents. No kind of problem is known here."""
+
+from solver_plan.documents.certificate import Certificate, Incumbency, certify
+from solver_plan.documents.fields import (
+    Bytes,
+    Count,
+    Fraction,
+    Index,
+    Milliseconds,
+    Name,
+    PerSecond,
+    Range,
+    document,
+)
+from solver_plan.documents.frame import PlanDocument, ProblemDocument, fail
+from solver_plan.documents.reading import digest_of, parse_json, read_document, require_same_problem
+from solver_plan.documents.writing import document_text, ensure_writable, write_document, write_text
+
+__all__ = [
+    "Bytes",
+    "Certificate",
+    "Count",
+    "Fraction",
+    "Incumbency",
+    "Index",
+    "Milliseconds",
+    "Name",
+    "PerSecond",
+    "PlanDocument",
+    "ProblemDocument",
+    "Range",
+    "certify",
+    "digest_of",
+    "document",
+    "document_text",
+    "ensure_writable",
+    "fail",
+    "parse_json",
+    "read_document",
+    "require_same_problem",
+    "write_document",
+    "write_text",
+]

@@ -1,0 +1,41 @@
+"""Types of the fields of documents, each with its rule, and the decorator that makes a document class."""
+
+from typing import Annotated, TypeVar, dataclass_transform
+
+from annotated_types import Ge, Gt, Le
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+
+T = TypeVar("T")
+
+LARGEST_NUMBER = 1e18
+"""Beyond this no time, size or rate makes sense, and sums of squares still fit a float."""
+
+
+def _not_empty(bounds: tuple[int, int]) -> tuple[int, int]:
+    if not bounds[0] < bounds[1]:
+        raise ValueError("a range [first, end) needs first < end")
+    return bounds
+
+
+Milliseconds = Annotated[float, Ge(0), Le(LARGEST_NUMBER)]
+PerSecond = Annotated[float, Gt(0), Le(LARGEST_NUMBER)]
+"""A rate per second; greater than 0."""
+Bytes = Annotated[int, Ge(0), Le(10**18)]
+Count = Annotated[int, Ge(1), Le(10**9)]
+Index = Annotated[int, Ge(0), Le(10**9)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
+Range = Annotated[tuple[Index, Index], AfterValidator(_not_empty)]
+"""Half-open index range ``[first, end)``, not empty."""
+
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
+def document(cls: type[T]) -> type[T]:
+    """Make a frozen, keyword-only dataclass whose every field is validated when it is built.
+
+    Unknown fields, values of another JSON type and numbers that are not finite are refused.
+    """
+    return pydantic_dataclass(cls, frozen=True, kw_only=True, config=_STRICT)  # type: ignore[return-value]

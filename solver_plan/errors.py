@@ -1,0 +1,81 @@
+"""What can go wrong, one class a kind.
+
+Each message states the rule, the value found and the remedy, on one line. `exit_code` is what the command
+line answers with.
+"""
+
+
+class SolverPlanError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(SolverPlanError):
+    """What was given cannot be used: an argument, a file or a combination of them."""
+
+    exit_code = 2
+
+
+class DocumentError(InputError):
+    """A document breaks a rule of its format.
+
+    Parameters
+    ----------
+    file
+        Name of the file, or a word for a document that is no file.
+    place
+        Where in the document, such as ``components[3].layers``; empty for the document as a whole.
+    found
+        The offending value, as short text.
+    rule
+        What would be right.
+    """
+
+    def __init__(self, file: str, place: str, found: str, rule: str) -> None:
+        at = f"{file}: {place}" if place else file
+        super().__init__(f"{at}: found {found}; {rule}")
+        self.file = file
+        self.place = place
+        self.found = found
+        self.rule = rule
+
+
+class PlanMismatchError(InputError):
+    """A plan belongs to another problem than the one it was given with."""
+
+
+class OutputError(InputError):
+    """A result cannot be written where it was asked to go."""
+
+
+class InfeasibleProblemError(SolverPlanError):
+    """No valid plan exists; the message says which limit, where, by how much, and what would help."""
+
+    exit_code = 3
+
+
+class NoPlanFoundError(SolverPlanError):
+    """The limit was reached before any plan was found; one may exist."""
+
+    exit_code = 4
+
+
+class InvalidPlanError(SolverPlanError):
+    """A plan violates its problem.
+
+    Parameters
+    ----------
+    violations
+        One line for each violation.
+    """
+
+    exit_code = 5
+
+    def __init__(self, violations: tuple[str, ...]) -> None:
+        super().__init__("; ".join(violations))
+        self.violations = violations
+
+
+class SolverError(SolverPlanError):
+    """A solver refused a model or a parameter: a fault of this package, with the solver's own words."""

@@ -1,0 +1,140 @@
+"""The kinds of problem, each with its rooms, behind one interface for the command line and the benchmarks.
+
+A kind is loaded only when a document asks for it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from solver_plan.documents import PlanDocument, ProblemDocument, read_document
+from solver_plan.errors import InputError
+from solver_plan.solving.budget import Budget
+from solver_plan.solving.outcome import Planned
+from solver_plan.solving.progress import Progress, silent
+
+ProblemT = TypeVar("ProblemT", bound=ProblemDocument)
+PlanT = TypeVar("PlanT", bound=PlanDocument)
+
+KINDS = ("parallelism",)
+
+
+class Kind(ABC):
+    """What can be done with problems and plans of one kind."""
+
+    name: str
+    heuristics: tuple[str, ...]
+    """Names that `--heuristic` takes."""
+
+    @abstractmethod
+    def plan(
+        self,
+        problem: ProblemDocument,
+        budget: Budget,
+        *,
+        heuristic: str | None = None,
+        on_progress: Progress = silent,
+    ) -> Planned[PlanDocument]:
+        """Find a plan; see `solver_plan.plan`."""
+
+    @abstractmethod
+    def check(self, problem: ProblemDocument, plan: PlanDocument) -> tuple[str, ...]:
+        """Return every violation of the plan, one line each."""
+
+    @abstractmethod
+    def describe(self, plan: PlanDocument, problem: ProblemDocument | None) -> str:
+        """Return the plan as tables for a terminal."""
+
+    @abstractmethod
+    def simulate(self, problem: ProblemDocument, plan: PlanDocument) -> str:
+        """Play the plan event by event and return what happened, as text for a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wing(Kind, Generic[ProblemT, PlanT]):
+    """A kind made of the functions of its wing."""
+
+    name: str
+    problem_type: type[ProblemT]
+    plan_type: type[PlanT]
+    heuristics: tuple[str, ...]
+    planner: "Callable[[ProblemT, Budget, str | None, Progress], Planned[PlanT]]"
+    checker: Callable[[ProblemT, PlanT], tuple[str, ...]]
+    describer: Callable[[PlanT, ProblemT | None], str]
+    simulator: Callable[[ProblemT, PlanT], str]
+
+    def plan(
+        self,
+        problem: ProblemDocument,
+        budget: Budget,
+        *,
+        heuristic: str | None = None,
+        on_progress: Progress = silent,
+    ) -> Planned[PlanDocument]:
+        """Find a plan; see `solver_plan.plan`."""
+        if heuristic is not None and heuristic not in self.heuristics:
+            raise InputError(f"heuristic: found {heuristic!r}; for {self.name} one of {', '.join(self.heuristics)}")
+        found = self.planner(self._problem(problem), budget, heuristic, on_progress)
+        return Planned(plan=found.plan, effort=found.effort)
+
+    def check(self, problem: ProblemDocument, plan: PlanDocument) -> tuple[str, ...]:
+        """Return every violation of the plan, one line each."""
+        return self.checker(self._problem(problem), self._plan(plan))
+
+    def describe(self, plan: PlanDocument, problem: ProblemDocument | None) -> str:
+        """Return the plan as tables for a terminal."""
+        return self.describer(self._plan(plan), None if problem is None else self._problem(problem))
+
+    def simulate(self, problem: ProblemDocument, plan: PlanDocument) -> str:
+        """Play the plan event by event and return what happened, as text for a terminal."""
+        return self.simulator(self._problem(problem), self._plan(plan))
+
+    def _problem(self, problem: ProblemDocument) -> ProblemT:
+        if not isinstance(problem, self.problem_type):
+            raise InputError(
+                f"the problem is of kind {problem.kind}, the plan of kind {self.name}: give two that match"
+            )
+        return problem
+
+    def _plan(self, plan: PlanDocument) -> PlanT:
+        if not isinstance(plan, self.plan_type):
+            raise InputError(f"the plan is of kind {plan.kind}, the problem of kind {self.name}: give two that match")
+        return plan
+
+
+def kind_of(document: ProblemDocument | PlanDocument) -> Kind:
+    """Return the kind of a document."""
+    return kind_named(document.kind)
+
+
+def kind_named(name: str) -> Kind:
+    """Return a kind by its name; only that wing is imported."""
+    assert name in KINDS, name
+    from solver_plan.parallelism.kind import PARALLELISM
+
+    return PARALLELISM
+
+
+def problem_types() -> dict[str, type[ProblemDocument]]:
+    """Return the document class of the problems of each kind."""
+    from solver_plan.parallelism.problem import ParallelismProblem
+
+    return {"parallelism": ParallelismProblem}
+
+
+def plan_types() -> dict[str, type[PlanDocument]]:
+    """Return the document class of the plans of each kind."""
+    from solver_plan.parallelism.plan import ParallelismPlan
+
+    return {"parallelism": ParallelismPlan}
+
+
+def read_problem(path: str) -> ProblemDocument:
+    """Read and validate a problem of any kind. Raises `DocumentError`."""
+    return read_document(path, problem_types(), "solver-plan/problem")
+
+
+def read_plan(path: str) -> PlanDocument:
+    """Read and validate a plan of any kind. Raises `DocumentError`."""
+    return read_document(path, plan_types(), "solver-plan/plan")

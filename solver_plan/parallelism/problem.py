@@ -1,0 +1,229 @@
+"""The parallelism problem: a chain of operators in repeated blocks, to be trained on a cluster.
+
+Field names follow `documents.md`; what the cost models need beside the outline is marked *added*.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, Len
+from pydantic import Discriminator, Tag, model_validator
+from typing_extensions import Self
+
+from solver_plan.documents import (
+    Bytes,
+    Count,
+    Index,
+    Milliseconds,
+    Name,
+    PerSecond,
+    ProblemDocument,
+    document,
+    fail,
+)
+
+TensorLayout = Literal["any", "replicated", "split_heads", "split_scores", "batch_first"]
+"""How a tensor lies on the t x d devices of an operator: see `costs/resharding.py`."""
+
+
+@document
+class LatencyLink:
+    """A link by latency and bandwidth: moving s > 0 bytes takes latency + s / rate."""
+
+    latency_ms: Milliseconds = 0.0
+    bytes_per_s: PerSecond
+
+
+@document
+class TableLink:
+    """A link by a table of measured rates: rows of (bytes, bytes_per_s), sizes increasing by powers of two."""
+
+    table: Annotated[tuple[tuple[Annotated[int, Ge(1)], PerSecond], ...], Len(1)]
+
+    @model_validator(mode="after")
+    def _sizes_increase(self) -> Self:
+        for row, (before, after) in enumerate(zip(self.table, self.table[1:], strict=False)):
+            if before[0] >= after[0]:
+                raise fail(f"table[{row + 1}]", list(after), "sizes increase from row to row")
+        return self
+
+
+def _which_link(value: object) -> str:
+    has_table = "table" in value if isinstance(value, dict) else isinstance(value, TableLink)
+    return "table" if has_table else "latency"
+
+
+Link = Annotated[
+    Annotated[LatencyLink, Tag("latency")] | Annotated[TableLink, Tag("table")], Discriminator(_which_link)
+]
+
+
+@document
+class Cluster:
+    """Equal nodes of equal devices; device r is on node r // devices_per_node."""
+
+    nodes: Count
+    devices_per_node: Count
+    memory_bytes_per_device: Bytes
+    memory_margin: Annotated[float, Ge(0), Le(0.999)] = 0.0
+    """Fraction of the memory that is kept free."""
+    intra_node: Link
+    inter_node: Link
+
+    @property
+    def devices(self) -> int:
+        """Number of devices of all nodes."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def usable_bytes_per_device(self) -> int:
+        """Memory of a device that a plan may fill."""
+        return int(self.memory_bytes_per_device * (1 - self.memory_margin))
+
+
+@document
+class Operator:
+    """One operator of the chain."""
+
+    name: Name
+    profile: Name
+    """Key of `profiles`."""
+    block_start: bool = False
+    """The first operator of a repeated block: recomputation starts anew here."""
+    activation_factor: Annotated[float, Ge(0), Le(100)] = 1.0
+    """*Added.* Share of the profiled activations that is really held (buffers shared with a neighbour); Aceso's cost
+    model lets a recomputed segment run on past such an operator."""
+
+
+@document
+class Profile:
+    """What an operator costs for one choice of (batch per replica, tensor parallel degree, partition)."""
+
+    batch: Count
+    tensor_parallel: Count
+    partition: Index
+    forward_ms: Milliseconds
+    backward_ms: Milliseconds
+    input_bytes: Bytes
+    output_bytes: Bytes
+    weight_bytes: Bytes
+    """Of one device, in training precision."""
+    activation_bytes: Bytes
+    """Kept for the backward, one micro-batch."""
+    forward_reserved_bytes: Bytes = 0
+    """*Added.* What the allocator takes beside while the forward runs."""
+    backward_reserved_bytes: Bytes = 0
+    """*Added.* The same for the backward."""
+    input_layout: TensorLayout = "any"
+    """*Added.*"""
+    output_layout: TensorLayout = "any"
+    """*Added.*"""
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """(batch, tensor_parallel, partition), unique within an operator."""
+        return self.batch, self.tensor_parallel, self.partition
+
+
+@document
+class CollectiveTimes:
+    """Measured times of a collective on a number of devices; *added*, for resharding within a stage."""
+
+    collective: Literal["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+    devices: Count
+    table: tuple[tuple[Index, Milliseconds], ...]
+    """(size in MB of 2^20 bytes, ms)."""
+
+
+@document
+class Resharding:
+    """What changing the layout of a tensor within a stage costs; *added*."""
+
+    collectives: tuple[CollectiveTimes, ...]
+    missing_ms: Milliseconds = 100_000.0
+    """Time of a size that no table has."""
+
+
+@document
+class Space:
+    """Which plans are allowed."""
+
+    layout: Literal["stage", "operator"]
+    """One (t, d, partition) for a stage, or one per operator within it."""
+    max_stages: Count | None
+    device_counts: Annotated[tuple[Count, ...], Len(1)] | None
+    """Devices a stage may have; None: any number."""
+    cross_node_stages: bool
+    micro_batch_sizes: Annotated[tuple[Count, ...], Len(1)] | None
+    """Of a micro-batch over all replicas; None: all that the profiles allow."""
+    use_all_devices: bool
+    recompute: Literal["operator", "block", "none"]
+    """Any set of operators, whole blocks (all of a stage or nothing), or nothing."""
+    sharding: Annotated[tuple[Annotated[int, Ge(0), Le(3)], ...], Len(1)] = (0,)
+    partitions: Annotated[tuple[Index, ...], Len(1)] | None = None
+    """*Added.* Tensor partitions a plan may use; None: all that the profiles have."""
+
+
+@document
+class ParallelismProblem(ProblemDocument):
+    """One model on one cluster."""
+
+    kind: Literal["parallelism"] = "parallelism"
+    cost_model: Literal["aceso"]
+    global_batch: Count
+    model: Name | None = None
+    """What execution builds, as ``models/gpt.py:gpt3_1_3b``; planning never reads it."""
+    cluster: Cluster
+    operators: Annotated[tuple[Operator, ...], Len(1)]
+    profiles: dict[Name, Annotated[tuple[Profile, ...], Len(1)]]
+    space: Space
+    state_bytes_per_weight_byte: Annotated[float, Ge(1), Le(100)] = 8.0
+    """*Added.* Weights, gradients, master weights and moments for each byte of weights: 8 for 16-bit training with
+    Adam, 4 for 32-bit."""
+    resharding: Resharding | None = None
+    """*Added.* None: layouts may not change within a stage, and changing would cost nothing."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names: set[str] = set()
+        for index, operator in enumerate(self.operators):
+            if operator.name in names:
+                raise fail(f"operators[{index}].name", operator.name, "names are unique")
+            names.add(operator.name)
+            if operator.profile not in self.profiles:
+                raise fail(f"operators[{index}].profile", operator.profile, "a profile is a key of profiles")
+        for key, entries in self.profiles.items():
+            repeated = _first_repeated(entry.key for entry in entries)
+            if repeated is not None:
+                rule = "each (batch, tensor_parallel, partition) is profiled once"
+                raise fail(f"profiles.{key}[{repeated}]", list(entries[repeated].key), rule)
+        for name, values in (
+            ("device_counts", self.space.device_counts),
+            ("micro_batch_sizes", self.space.micro_batch_sizes),
+            ("partitions", self.space.partitions),
+            ("sharding", self.space.sharding),
+        ):
+            repeated = _first_repeated(values or ())
+            if values is not None and repeated is not None:
+                raise fail(f"space.{name}[{repeated}]", values[repeated], "each value once")
+        return self
+
+    @cached_property
+    def profile_table(self) -> dict[str, dict[tuple[int, int, int], Profile]]:
+        """Profile of each operator profile key and (batch, tensor_parallel, partition)."""
+        return {key: {entry.key: entry for entry in entries} for key, entries in self.profiles.items()}
+
+    def profile_of(self, operator: int, batch: int, tensor_parallel: int, partition: int) -> Profile | None:
+        """Return what an operator costs at a choice; None if that was not profiled."""
+        key = self.operators[operator].profile
+        return self.profile_table[key].get((batch, tensor_parallel, partition))
+
+
+def _first_repeated(values: Iterable[object]) -> int | None:
+    seen: set[object] = set()
+    for index, value in enumerate(values):
+        if value in seen:
+            return index
+        seen.add(value)
+    return None
