@@ -31,7 +31,7 @@ class Certificate:
     status: Literal["optimal", "feasible"]
     objective: Annotated[float, Ge(0)]
     bound: Annotated[float, Ge(0)] | None
-    bound_from: str | None
+    bound_from: str | None = None
     gap: Annotated[float, Ge(0), Le(1)] | None
     stopped_by: StoppedBy
     seconds: Seconds

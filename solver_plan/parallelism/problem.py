@@ -5,11 +5,10 @@ Field names follow `documents.md`; what the cost models need beside the outline 
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Ge, Le, Len
 from pydantic import Discriminator, Tag, model_validator
-from typing_extensions import Self
 
 from solver_plan.documents import (
     Bytes,
