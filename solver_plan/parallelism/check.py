@@ -15,6 +15,8 @@ from solver_plan.parallelism.problem import ParallelismProblem
 
 RELATIVE_TOLERANCE = 1e-6
 """To which times of a plan must agree with the recomputed ones."""
+ROUNDING_BYTES = 0.01
+"""Sizes are whole bytes or fractions that the problem states: less than this is floating-point error."""
 
 
 def check(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]:
@@ -33,7 +35,7 @@ def check(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]
         evaluation = evaluate(problem, plan)
     except InvalidPlanError as error:
         return error.violations
-    return (*_memory(problem, plan, evaluation), *_predicted(plan, evaluation))
+    return (*_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation))
 
 
 def evaluate_checked(problem: ParallelismProblem, plan: ParallelismPlan) -> Evaluation:
@@ -184,14 +186,14 @@ def _schedule(plan: ParallelismPlan) -> Iterator[str]:
 def _memory(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
     limit = problem.cluster.usable_bytes_per_device
     for index, cost in enumerate(evaluation.stages):
-        if cost.memory_bytes > limit:
+        if cost.memory_bytes > limit + ROUNDING_BYTES:
             yield (
                 f"stages[{index}]: needs {cost.memory_bytes:.0f} bytes on each device, {limit} are there: "
                 f"{(cost.memory_bytes - limit) / 2**20:.2f} MB too many"
             )
 
 
-def _predicted(plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
+def _predicted(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
     if plan.certificate is not None and _differ(plan.certificate.objective, evaluation.iteration_ms):
         yield f"certificate.objective: {plan.certificate.objective!r}, recomputed {evaluation.iteration_ms!r}"
     predicted = plan.predicted

@@ -1,0 +1,86 @@
+"""Recomputation patterns of a piece: consecutive operators of one block.
+
+A pattern marks operators as recomputed. Within a piece, a run of one recomputed operator costs time and saves nothing,
+so only patterns whose runs have at least two operators are listed (and the empty one).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+LONGEST_PIECE = 22
+"""Operators of a piece whose patterns are enumerated: 22 have 1.2e5 patterns."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patterns:
+    """Patterns of a piece, by increasing peak; arrays have shape (patterns,)."""
+
+    bits: Bools
+    """(patterns, operators)."""
+    time_ms: Floats
+    saved_bytes: Floats
+    peak_bytes: Floats
+
+
+@lru_cache(maxsize=64)
+def masks(operators: int) -> Bools:
+    """Return (patterns, operators): every mark of operators whose runs have length two or more."""
+    rows: list[list[bool]] = [[]]
+    # (row, length of the open run): extended one operator at a time
+    states: list[tuple[list[bool], int]] = [([], 0)]
+    for _ in range(operators):
+        extended: list[tuple[list[bool], int]] = []
+        for row, run in states:
+            extended.append(([*row, True], run + 1))
+            if run != 1:
+                extended.append(([*row, False], 0))
+        states = extended
+    rows = [row for row, run in states if run != 1]
+    return np.array(rows, dtype=np.bool_).reshape(len(rows), operators)
+
+
+def piece_patterns(
+    forward_ms: Floats,
+    held_bytes: Floats,
+    shares_buffer: Bools,
+    *,
+    ends_stage: bool,
+    joined: bool,
+    whole: bool,
+) -> Patterns:
+    """Return the patterns of a piece.
+
+    Parameters
+    ----------
+    forward_ms, held_bytes, shares_buffer
+        Of the operators of the piece, shape (operators,).
+    ends_stage
+        The piece ends its stage: Aceso's model never counts a segment that runs on past a shared buffer there.
+    joined
+        Count the peak as if the next block's first operator were recomputed too (pessimistic), or as if it were not
+        (optimistic).
+    whole
+        Only all of the piece or nothing.
+    """
+    count = len(forward_ms)
+    all_or_nothing = whole or count > LONGEST_PIECE
+    bits = np.array([[False] * count, [True] * count]) if all_or_nothing else masks(count)
+    both = bits[:, :-1] & bits[:, 1:]
+    time = bits @ forward_ms
+    saved = both @ held_bytes[:-1]
+    segment = np.zeros(len(bits))
+    peak = np.zeros(len(bits))
+    for j in range(count - 1):
+        segment = np.where(both[:, j], segment + held_bytes[j], 0.0)
+        if not (ends_stage and j == count - 2 and shares_buffer[j]):
+            np.maximum(peak, segment, out=peak)
+    if joined and not ends_stage:
+        np.maximum(peak, np.where(bits[:, -1], segment + held_bytes[-1], 0.0), out=peak)
+    order = np.argsort(peak, kind="stable")
+    return Patterns(bits[order], time[order], saved[order], peak[order])

@@ -1,0 +1,327 @@
+"""The graph of all pipelines at one micro-batch size, pruned by bounds.
+
+Nodes     (s, x, u): a cut before operator x with s stages and u devices behind it
+Arcs      (s, x, u) ← stage [a, x) with choice c on g devices ← (s + 1, a, u + g)
+Pipelines paths from (p, 0, all devices) to (0, operators, 0)
+Objective (N - 1) * max + sum of the arcs' times on the path
+
+Every arc carries a lower bound on its stage's time; an arc is dropped when no path through it can beat the cutoff:
+
+    (N - 1) * max(behind_max, time, front_max) + behind_sum + time + front_sum > cutoff
+
+with potentials of both sides: first the exact ones behind it and work bounds in front (`_sweep_back`), then the exact
+ones in front (`_sweep_forward`). The sum and the maximum are minimised separately, so potentials are lower bounds.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
+from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.recomputation.stages import ChainShape, StageRecomputation
+from solver_plan.parallelism.stage_table import RecomputationBound, Spans, spans
+
+Integers = NDArray[np.int64]
+INTRA, INTER = 0, 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arcs:
+    """Stages that may be part of a pipeline below the cutoff; arrays have shape (arcs,)."""
+
+    behind: Integers
+    """Stages behind."""
+    devices_behind: Integers
+    choice: Integers
+    """Index into the micro-batch's choices."""
+    first: Integers
+    end: Integers
+    transfer_ms: Floats
+    busy_ms: Floats
+    recompute_ms: Floats
+    """Lower bound, or exact."""
+
+    @property
+    def time_ms(self) -> Floats:
+        """Lower bound of the stage's time, or the exact one."""
+        return self.transfer_ms + self.busy_ms + self.recompute_ms
+
+    def __len__(self) -> int:
+        return len(self.behind)
+
+    def select(self, keep: Bools | Integers) -> "Arcs":
+        """Return some of the arcs."""
+        return Arcs(
+            self.behind[keep],
+            self.devices_behind[keep],
+            self.choice[keep],
+            self.first[keep],
+            self.end[keep],
+            self.transfer_ms[keep],
+            self.busy_ms[keep],
+            self.recompute_ms[keep],
+        )
+
+    def with_recompute(self, recompute_ms: Floats) -> "Arcs":
+        """Return the arcs with other recomputation times."""
+        return Arcs(
+            self.behind,
+            self.devices_behind,
+            self.choice,
+            self.first,
+            self.end,
+            self.transfer_ms,
+            self.busy_ms,
+            recompute_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ChoiceTable:
+    costs: ChoiceCosts
+    spans: Spans
+    """Ordered by end, then first."""
+    bound: RecomputationBound
+    end_offset: Integers
+    """(operators + 2,): the spans that end at x are [end_offset[x], end_offset[x + 1])."""
+
+
+class StageGraph:
+    """All pipelines of one micro-batch size below a cutoff."""
+
+    def __init__(
+        self,
+        problem: ParallelismProblem,
+        shape: ChainShape,
+        batch: MicroBatch,
+        recomputations: Sequence[StageRecomputation],
+        cutoff_ms: float,
+        cuts: Bools,
+    ) -> None:
+        self.problem = problem
+        self.batch = batch
+        self._cutoff = cutoff_ms
+        self._shape = shape
+        self._operators = len(problem.operators)
+        self._devices = problem.cluster.devices
+        self._per_node = problem.cluster.devices_per_node
+        self._most_stages = min(
+            problem.space.max_stages or self._devices, self._devices // min(c.choice.devices for c in batch.choices)
+        )
+        self._work_bounds()
+        longest = cutoff_ms / batch.count
+        self._tables = [
+            self._table(costs, r, longest, cuts) for costs, r in zip(batch.choices, recomputations, strict=True)
+        ]
+
+    def _table(
+        self, costs: ChoiceCosts, recomputation: StageRecomputation, longest: float, cuts: Bools
+    ) -> _ChoiceTable:
+        by_first = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
+        order = np.lexsort((by_first.first, by_first.end))
+        ordered = Spans(
+            by_first.first[order],
+            by_first.end[order],
+            by_first.busy_ms[order],
+            by_first.input_and_held_bytes[order],
+            by_first.fixed_bytes[order],
+        )
+        offset = np.searchsorted(ordered.end, np.arange(self._operators + 2))
+        bound = RecomputationBound(ordered, recomputation, self.problem.cluster.usable_bytes_per_device)
+        return _ChoiceTable(costs, ordered, bound, offset)
+
+    def _work_bounds(self) -> None:
+        """Set, for the operators in front of each cut, the least device time and the least time."""
+        busy = np.stack([costs.forward_ms + costs.backward_ms for costs in self.batch.choices])
+        counts = np.array([costs.choice.devices for costs in self.batch.choices], dtype=np.float64)
+        self._front_device_ms = np.concatenate([np.zeros(1), np.cumsum((busy * counts[:, None]).min(axis=0))])
+        self._front_ms = np.concatenate([np.zeros(1), np.cumsum(busy.min(axis=0))])
+
+    @property
+    def work_bound_ms(self) -> float:
+        """Lower bound on every pipeline of this micro-batch size from the work alone."""
+        slowest = self._front_device_ms[-1] / self._devices
+        return float((self.batch.count - 1) * slowest + self._front_ms[-1])
+
+    def arcs(self) -> Arcs:
+        """Return the arcs that survive the cutoff."""
+        behind_max, behind_sum, found = self._sweep_back()
+        return self.prune(found, self._cutoff, (behind_max, behind_sum))
+
+    def _placements(self, devices: int) -> Iterator[int]:
+        """Yield the numbers of devices behind a stage of so many that let it lie as the space demands."""
+        for behind in range(self._devices - devices + 1):
+            crosses = behind // self._per_node != (behind + devices - 1) // self._per_node
+            if not crosses or self.problem.space.cross_node_stages:
+                yield behind
+
+    def _edge(self, devices_behind: int) -> int:
+        return INTER if devices_behind % self._per_node == 0 else INTRA
+
+    def _sweep_back(self) -> tuple[list[Floats], list[Floats], Arcs]:
+        """Return the least maximum and sum behind each node, shape (operators + 1, devices + 1) per s, and the arcs."""
+        shape = (self._operators + 1, self._devices + 1)
+        start_max, start_sum = np.full(shape, np.inf), np.full(shape, np.inf)
+        start_max[self._operators, 0] = start_sum[self._operators, 0] = 0.0
+        if not self.problem.space.use_all_devices:
+            start_max[self._operators, :] = start_sum[self._operators, :] = 0.0
+        maxima, sums = [start_max], [start_sum]
+        parts: list[tuple[int, int, int, Integers, Floats, Floats]] = []
+        for s in range(self._most_stages):
+            next_max, next_sum = np.full(shape, np.inf), np.full(shape, np.inf)
+            if not np.isfinite(maxima[s]).any():
+                break
+            for number, table in enumerate(self._tables):
+                parts.extend(self._extend(s, number, table, maxima[s], sums[s], next_max, next_sum))
+            if not self.problem.space.use_all_devices:
+                np.minimum.accumulate(next_max, axis=1, out=next_max)
+                np.minimum.accumulate(next_sum, axis=1, out=next_sum)
+            maxima.append(next_max)
+            sums.append(next_sum)
+        return maxima, sums, self._collect(parts)
+
+    def _extend(
+        self,
+        s: int,
+        number: int,
+        table: _ChoiceTable,
+        maximum: Floats,
+        total: Floats,
+        next_max: Floats,
+        next_sum: Floats,
+    ) -> Iterator[tuple[int, int, int, Integers, Floats, Floats]]:
+        """Put every stage of one choice before the nodes with s stages behind; yield those below the cutoff."""
+        devices = table.costs.choice.devices
+        scale = self.batch.count - 1
+        placements = [u for u in self._placements(devices) if np.isfinite(maximum[:, u]).any()]
+        if not placements:
+            return
+        alive = np.isfinite(maximum[:, placements]).any(axis=1)
+        candidates = np.flatnonzero(alive[table.spans.end])
+        recompute = np.full(len(table.spans.end), np.inf)
+        recompute[candidates] = table.bound.milliseconds(s, candidates)
+        base = table.spans.busy_ms + recompute
+        for u in placements:
+            ends = np.flatnonzero(np.isfinite(maximum[:, u]))
+            begin, stop = table.end_offset[ends[0]], table.end_offset[ends[-1] + 1]
+            first, end = table.spans.first[begin:stop], table.spans.end[begin:stop]
+            transfer = self._transfer(table.costs, s, u, devices, first, end)
+            time = base[begin:stop] + transfer
+            new_max = np.maximum(time, maximum[end, u])
+            new_sum = time + total[end, u]
+            left = self._devices - u - devices
+            reachable = (first > 0) & (left > 0) | (first == 0) & (
+                (left == 0) | (not self.problem.space.use_all_devices)
+            )
+            front = self._front_device_ms[first] / max(left, 1)
+            value = scale * np.maximum(new_max, front) + new_sum + self._front_ms[first]
+            keep = np.flatnonzero(reachable & (value <= self._cutoff))
+            if not len(keep):
+                continue
+            np.minimum.at(next_max[:, u + devices], first[keep], new_max[keep])
+            np.minimum.at(next_sum[:, u + devices], first[keep], new_sum[keep])
+            yield s, number, u, begin + keep, transfer[keep], recompute[begin + keep]
+
+    def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
+        send = costs.send_ms[INTER if s == 0 else self._edge(u)][end - 1]
+        before = self._edge(u + devices)
+        receive = np.where(first == 0, costs.receive_ms[INTRA][first], costs.receive_ms[before][first])
+        return np.asarray(send + receive)
+
+    def _collect(self, parts: list[tuple[int, int, int, Integers, Floats, Floats]]) -> Arcs:
+        if not parts:
+            none = np.empty(0, dtype=np.int64)
+            return Arcs(none, none, none, none, none, np.empty(0), np.empty(0), np.empty(0))
+        sizes = [len(part[3]) for part in parts]
+        table_of = [self._tables[part[1]].spans for part in parts]
+        return Arcs(
+            np.repeat([part[0] for part in parts], sizes),
+            np.repeat([part[2] for part in parts], sizes),
+            np.repeat([part[1] for part in parts], sizes),
+            np.concatenate([table.first[part[3]] for table, part in zip(table_of, parts, strict=True)]),
+            np.concatenate([table.end[part[3]] for table, part in zip(table_of, parts, strict=True)]),
+            np.concatenate([part[4] for part in parts]),
+            np.concatenate([table.busy_ms[part[3]] for table, part in zip(table_of, parts, strict=True)]),
+            np.concatenate([part[5] for part in parts]),
+        )
+
+    # -- pruning a list of arcs ---------------------------------------------------------------------------------
+
+    def potentials_behind(self, arcs: Arcs) -> tuple[list[Floats], list[Floats]]:
+        """Return the least maximum and sum behind each node over the arcs."""
+        shape = (self._operators + 1, self._devices + 1)
+        most = int(arcs.behind.max(initial=-1)) + 1
+        maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
+        sums = [np.full(shape, np.inf) for _ in range(most + 1)]
+        maxima[0][self._operators, 0] = sums[0][self._operators, 0] = 0.0
+        free = not self.problem.space.use_all_devices
+        if free:
+            maxima[0][self._operators, :] = sums[0][self._operators, :] = 0.0
+        time, counts = arcs.time_ms, self._counts[arcs.choice]
+        for s in range(most):
+            at = np.flatnonzero(arcs.behind == s)
+            e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
+            np.minimum.at(maxima[s + 1], (a, u + counts[at]), np.maximum(time[at], maxima[s][e, u]))
+            np.minimum.at(sums[s + 1], (a, u + counts[at]), time[at] + sums[s][e, u])
+            if free:
+                np.minimum.accumulate(maxima[s + 1], axis=1, out=maxima[s + 1])
+                np.minimum.accumulate(sums[s + 1], axis=1, out=sums[s + 1])
+        return maxima, sums
+
+    def potentials_front(self, arcs: Arcs) -> tuple[list[Floats], list[Floats]]:
+        """Return the least maximum and sum in front of each node over the arcs."""
+        shape = (self._operators + 1, self._devices + 1)
+        most = int(arcs.behind.max(initial=-1)) + 1
+        maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
+        sums = [np.full(shape, np.inf) for _ in range(most + 1)]
+        time, counts = arcs.time_ms, self._counts[arcs.choice]
+        free = not self.problem.space.use_all_devices
+        for s in range(most, 0, -1):
+            maxima[s][0, self._devices] = sums[s][0, self._devices] = 0.0
+            if free:
+                maxima[s][:] = np.minimum.accumulate(maxima[s][:, ::-1], axis=1)[:, ::-1]
+                sums[s][:] = np.minimum.accumulate(sums[s][:, ::-1], axis=1)[:, ::-1]
+            at = np.flatnonzero(arcs.behind == s - 1)
+            e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
+            front_max, front_sum = maxima[s][a, u + counts[at]], sums[s][a, u + counts[at]]
+            np.minimum.at(maxima[s - 1], (e, u), np.maximum(time[at], front_max))
+            np.minimum.at(sums[s - 1], (e, u), time[at] + front_sum)
+        return maxima, sums
+
+    def prune(self, arcs: Arcs, cutoff_ms: float, behind: tuple[list[Floats], list[Floats]] | None = None) -> Arcs:
+        """Return the arcs that a pipeline below the cutoff may use."""
+        value = self.through(arcs, behind)
+        return arcs.select(np.flatnonzero(value <= cutoff_ms))
+
+    def through(self, arcs: Arcs, behind: tuple[list[Floats], list[Floats]] | None = None) -> Floats:
+        """Return a lower bound on every pipeline through each arc."""
+        if not len(arcs):
+            return np.empty(0)
+        behind_max, behind_sum = behind if behind is not None else self.potentials_behind(arcs)
+        front_max, front_sum = self.potentials_front(arcs)
+        time, counts = arcs.time_ms, self._counts[arcs.choice]
+        s, e, u, a = arcs.behind, arcs.end, arcs.devices_behind, arcs.first
+        behind_max_of, behind_sum_of = np.stack(behind_max), np.stack(behind_sum)
+        front_max_of, front_sum_of = np.stack(front_max), np.stack(front_sum)
+        slowest = np.maximum(time, behind_max_of[s, e, u])
+        np.maximum(slowest, front_max_of[s + 1, a, u + counts], out=slowest)
+        total = time + behind_sum_of[s, e, u] + front_sum_of[s + 1, a, u + counts]
+        return np.asarray((self.batch.count - 1) * slowest + total)
+
+    @property
+    def _counts(self) -> Integers:
+        return np.array([costs.choice.devices for costs in self.batch.choices])
+
+    # -- exact recomputation ------------------------------------------------------------------------------------
+
+    def need_bytes(self, arcs: Arcs, index: int) -> float:
+        """Return by how much a stage exceeds the memory without recomputation."""
+        table = self._tables[int(arcs.choice[index])]
+        end = int(arcs.end[index])
+        begin, stop = table.end_offset[end], table.end_offset[end + 1]
+        at = begin + int(np.searchsorted(table.spans.first[begin:stop], arcs.first[index]))
+        held = (int(arcs.behind[index]) + 1) * table.spans.input_and_held_bytes[at]
+        return float(table.spans.fixed_bytes[at] + held - self.problem.cluster.usable_bytes_per_device)

@@ -1,0 +1,161 @@
+"""Time and memory of every possible stage of one choice, before recomputation, and a lower bound with it.
+
+A *span* is a pair (first operator a, end e). Arrays have shape (spans,), in the order of a, then e.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats
+from solver_plan.parallelism.recomputation.stages import StageRecomputation
+
+Integers = NDArray[np.int64]
+
+PEAK_GROUPS = 8
+"""Ranges of the peak that the lower bound tells apart."""
+PRICE_COUNT = 16
+"""Prices of a byte that the lower bound tries."""
+CHUNK = 20_000
+"""Spans handled at once, to bound memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """Stages of one choice that are fast enough without recomputation."""
+
+    first: Integers
+    end: Integers
+    busy_ms: Floats
+    """Forward and backward of the operators; no transfers, no recomputation."""
+    input_and_held_bytes: Floats
+    """Kept for each micro-batch in flight without recomputation."""
+    fixed_bytes: Floats
+    """Weights with their state, and what the allocator reserves."""
+
+
+def spans(costs: ChoiceCosts, state_bytes_per_weight_byte: float, longest_ms: float, cuts: Bools) -> Spans:
+    """Return the spans whose operators take at most `longest_ms` without recomputation.
+
+    `cuts`, shape (operators + 1,), marks where a stage may begin and end.
+    """
+    busy = costs.forward_ms + costs.backward_ms
+    finite = np.where(np.isfinite(busy), busy, 0.0)
+    total = np.concatenate([np.zeros(1), np.cumsum(finite)])
+    missing = np.concatenate([np.zeros(1), np.cumsum(~np.isfinite(busy))])
+    first_parts: list[Integers] = []
+    end_parts: list[Integers] = []
+    for a in np.flatnonzero(cuts[:-1]):
+        furthest = int(np.searchsorted(total, total[a] + longest_ms, side="right"))
+        end = np.arange(a + 1, furthest)
+        end = end[cuts[end] & (missing[end] == missing[a])]
+        first_parts.append(np.full(len(end), a))
+        end_parts.append(end)
+    first, end = np.concatenate(first_parts), np.concatenate(end_parts)
+    weights = _prefix_difference(costs.weight_bytes, first, end)
+    reserved = _maximum_but_last(costs.forward_reserved_bytes, first, end) + _maximum_but_last(
+        costs.backward_reserved_bytes, first, end
+    )
+    return Spans(
+        first=first,
+        end=end,
+        busy_ms=total[end] - total[first],
+        input_and_held_bytes=costs.input_bytes[first] + _prefix_difference(costs.held_bytes, first, end),
+        fixed_bytes=weights * state_bytes_per_weight_byte + np.maximum(reserved, weights),
+    )
+
+
+def _prefix_difference(values: Floats, first: Integers, end: Integers) -> Floats:
+    total = np.concatenate([np.zeros(1), np.cumsum(values)])
+    return np.asarray(total[end] - total[first])
+
+
+def _maximum_but_last(values: Floats, first: Integers, end: Integers) -> Floats:
+    """Return the maximum of values[first : end - 1], 0 if there is none, by a sparse table."""
+    table = [values]
+    while 2 ** len(table) <= len(values):
+        previous, half = table[-1], 2 ** (len(table) - 1)
+        table.append(np.maximum(previous[:-half], previous[half:]))
+    length = end - 1 - first
+    level = np.where(length > 0, np.floor(np.log2(np.maximum(length, 1))), 0).astype(np.int64)
+    result = np.zeros(len(first))
+    for power, row in enumerate(table):
+        at = np.flatnonzero((level == power) & (length > 0))
+        result[at] = np.maximum(row[first[at]], row[end[at] - 1 - 2**power])
+    return result
+
+
+class RecomputationBound:
+    """Lower bound on the recomputation of every span, for any number of stages behind.
+
+    For groups of peaks (P_{i-1}, P_i] the relaxation of `StageRecomputation` at peaks up to P_i, with a target that
+    counts a peak of P_{i-1}: valid, and cheap for all spans at once.
+    """
+
+    def __init__(self, table: Spans, recomputation: StageRecomputation, limit_bytes: int) -> None:
+        self.spans = table
+        self._recomputation = recomputation
+        self._limit = limit_bytes
+
+    @cached_property
+    def _groups(self) -> tuple[Integers, Floats, Integers]:
+        """(index of the highest peak of each group, the peak below each group, indices of the prices)."""
+        peaks, prices = self._recomputation.peaks, self._recomputation.prices
+        highest = np.unique(np.linspace(0, len(peaks) - 1, PEAK_GROUPS).round().astype(np.int64))
+        below = np.concatenate([np.zeros(1), peaks[highest[:-1]]])
+        at = np.unique(np.linspace(0, len(prices) - 1, PRICE_COUNT).round().astype(np.int64))
+        return highest, below, at
+
+    @cached_property
+    def _tables(self) -> tuple[Floats, Floats, Floats]:
+        """Price tables of heads by first operator, of tails by end, and summed over whole blocks."""
+        shape = self._recomputation.shape
+        highest, _, at = self._groups
+        count = len(shape.classes)
+
+        def table(piece: tuple[int, int], ends_stage: bool) -> Floats:
+            return self._recomputation.price_table(piece, ends_stage)[np.ix_(highest, at)]
+
+        heads = np.stack([table((a, shape.blocks[shape.block_of[a]][1]), False) for a in range(count)])
+        tails = np.stack([table((shape.blocks[shape.block_of[e - 1]][0], e), True) for e in range(1, count + 1)])
+        whole = np.stack([table(block, False) for block in shape.blocks])
+        return heads, tails, np.concatenate([np.zeros((1, *whole.shape[1:])), np.cumsum(whole, axis=0)])
+
+    def milliseconds(self, behind: int, at: Integers | None = None) -> Floats:
+        """Return the bound for spans (all, or those at indices `at`) with `behind` stages behind them."""
+        index = np.arange(len(self.spans.first)) if at is None else at
+        need = self.spans.fixed_bytes[index] + (behind + 1) * self.spans.input_and_held_bytes[index] - self._limit
+        result = np.zeros(len(index))
+        short = np.flatnonzero(need > 0)
+        if not self._recomputation.shape.allowed:
+            result[short] = np.inf
+            return result
+        for begin in range(0, len(short), CHUNK):
+            part = short[begin : begin + CHUNK]
+            result[part] = self._bound(index[part], need[part], behind)
+        return result
+
+    def _bound(self, index: Integers, need: Floats, behind: int) -> Floats:
+        shape = self._recomputation.shape
+        first, end = self.spans.first[index], self.spans.end[index]
+        head_block, tail_block = shape.block_of[first], shape.block_of[end - 1]
+        result = np.zeros(len(index))
+        apart = np.flatnonzero(head_block < tail_block)
+        heads, tails, summed = self._tables
+        value = heads[first[apart]] + tails[end[apart] - 1] + summed[tail_block[apart]] - summed[head_block[apart] + 1]
+        result[apart] = self._relaxed(value, need[apart], behind)
+        highest, _, at = self._groups
+        for one in np.flatnonzero(head_block == tail_block):
+            piece = (int(first[one]), int(end[one]))
+            own = self._recomputation.price_table(piece, True)[np.ix_(highest, at)]
+            result[one] = self._relaxed(own[None], need[one : one + 1], behind)[0]
+        return result
+
+    def _relaxed(self, value: Floats, need: Floats, behind: int) -> Floats:
+        """Return min over groups of max over prices of value + price * target; (spans, groups, prices) to (spans,)."""
+        _, below, at = self._groups
+        prices = self._recomputation.prices[at]
+        target = (need[:, None] + below[None, :]) / (behind + 1)
+        return np.asarray((value + target[:, :, None] * prices[None, None, :]).max(axis=2).min(axis=1))
