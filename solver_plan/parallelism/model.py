@@ -5,7 +5,7 @@ Sets        micro-batch sizes B with N_B micro-batches; arcs A_B: stages a with 
 Variables   x_a in {0, 1}: the stage is part of the pipeline; M_B >= 0: time of the slowest stage at size B
 Objective   min sum_B (N_B - 1) M_B + sum_a t_a x_a                                                    → build
 Constraints
-  one       over all B, one pipeline leaves a first node (s, 0, all devices)                           → _add_one_pipeline
+  one       over all B, one pipeline leaves a first node (s, 0, all devices)                         → _add_one_pipeline
   flow      at every inner node, stages that end there = stages that begin there                       → _add_flow
   slowest   M_B >= sum over a with s stages behind of t_a x_a, for every B and s                       → _add_slowest
 
@@ -81,7 +81,7 @@ def build(sizes: Sequence[SizedArcs], objective_ms: float) -> PipelineModel:
 def _nodes(sized: SizedArcs) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
     """Return the node behind and the node in front of each arc."""
     arcs = sized.arcs
-    counts = np.array([costs.choice.devices for costs in sized.graph.batch.choices])[arcs.choice]
+    counts = sized.graph.device_counts[arcs.choice]
     behind = list(zip(arcs.behind.tolist(), arcs.end.tolist(), arcs.devices_behind.tolist(), strict=True))
     front = list(
         zip((arcs.behind + 1).tolist(), arcs.first.tolist(), (arcs.devices_behind + counts).tolist(), strict=True)

@@ -15,6 +15,7 @@ ones in front (`_sweep_forward`). The sum and the maximum are minimised separate
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +112,9 @@ class StageGraph:
         self._most_stages = min(
             problem.space.max_stages or self._devices, self._devices // min(c.choice.devices for c in batch.choices)
         )
-        self._work_bounds()
+        self._scale: float = batch.count - 1
+        self._sum_weight = 1.0
+        self._front_device_ms, self._front_ms = self._work_bounds()
         longest = cutoff_ms / batch.count
         self._tables = [
             self._table(costs, r, longest, cuts) for costs, r in zip(batch.choices, recomputations, strict=True)
@@ -133,12 +136,17 @@ class StageGraph:
         bound = RecomputationBound(ordered, recomputation, self.problem.cluster.usable_bytes_per_device)
         return _ChoiceTable(costs, ordered, bound, offset)
 
-    def _work_bounds(self) -> None:
-        """Set, for the operators in front of each cut, the least device time and the least time."""
+    def _work_bounds(self) -> tuple[Floats, Floats]:
+        """Return the least device time and the least time of the operators in front of each cut."""
         busy = np.stack([costs.forward_ms + costs.backward_ms for costs in self.batch.choices])
-        counts = np.array([costs.choice.devices for costs in self.batch.choices], dtype=np.float64)
-        self._front_device_ms = np.concatenate([np.zeros(1), np.cumsum((busy * counts[:, None]).min(axis=0))])
-        self._front_ms = np.concatenate([np.zeros(1), np.cumsum(busy.min(axis=0))])
+        device_ms = (busy * self.device_counts[:, None]).min(axis=0)
+        total_ms = np.concatenate([np.zeros(1), np.cumsum(busy.min(axis=0))])
+        return np.concatenate([np.zeros(1), np.cumsum(device_ms)]), total_ms
+
+    @property
+    def span_count(self) -> int:
+        """Number of stages looked at, before devices and stages behind are told apart."""
+        return sum(len(table.spans.first) for table in self._tables)
 
     @property
     def work_bound_ms(self) -> float:
@@ -195,15 +203,14 @@ class StageGraph:
     ) -> Iterator[tuple[int, int, int, Integers, Floats, Floats]]:
         """Put every stage of one choice before the nodes with s stages behind; yield those below the cutoff."""
         devices = table.costs.choice.devices
-        scale = self.batch.count - 1
         placements = [u for u in self._placements(devices) if np.isfinite(maximum[:, u]).any()]
         if not placements:
             return
         alive = np.isfinite(maximum[:, placements]).any(axis=1)
         candidates = np.flatnonzero(alive[table.spans.end])
         recompute = np.full(len(table.spans.end), np.inf)
-        recompute[candidates] = table.bound.milliseconds(s, candidates)
-        base = table.spans.busy_ms + recompute
+        recompute[candidates] = self._variable_part(table, s, candidates)
+        base = self._constant_part(table) + recompute
         for u in placements:
             ends = np.flatnonzero(np.isfinite(maximum[:, u]))
             begin, stop = table.end_offset[ends[0]], table.end_offset[ends[-1] + 1]
@@ -213,17 +220,24 @@ class StageGraph:
             new_max = np.maximum(time, maximum[end, u])
             new_sum = time + total[end, u]
             left = self._devices - u - devices
-            reachable = (first > 0) & (left > 0) | (first == 0) & (
-                (left == 0) | (not self.problem.space.use_all_devices)
-            )
+            complete = left == 0 or not self.problem.space.use_all_devices
+            reachable = np.where(first == 0, complete, left > 0)
             front = self._front_device_ms[first] / max(left, 1)
-            value = scale * np.maximum(new_max, front) + new_sum + self._front_ms[first]
+            value = self._scale * np.maximum(new_max, front)
+            if self._sum_weight:
+                value = value + self._sum_weight * (new_sum + self._front_ms[first])
             keep = np.flatnonzero(reachable & (value <= self._cutoff))
             if not len(keep):
                 continue
             np.minimum.at(next_max[:, u + devices], first[keep], new_max[keep])
             np.minimum.at(next_sum[:, u + devices], first[keep], new_sum[keep])
             yield s, number, u, begin + keep, transfer[keep], recompute[begin + keep]
+
+    def _constant_part(self, table: "_ChoiceTable") -> Floats:
+        return table.spans.busy_ms
+
+    def _variable_part(self, table: "_ChoiceTable", behind: int, candidates: Integers) -> Floats:
+        return table.bound.milliseconds(behind, candidates)
 
     def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
         send = costs.send_ms[INTER if s == 0 else self._edge(u)][end - 1]
@@ -244,7 +258,7 @@ class StageGraph:
             np.concatenate([table.first[part[3]] for table, part in zip(table_of, parts, strict=True)]),
             np.concatenate([table.end[part[3]] for table, part in zip(table_of, parts, strict=True)]),
             np.concatenate([part[4] for part in parts]),
-            np.concatenate([table.busy_ms[part[3]] for table, part in zip(table_of, parts, strict=True)]),
+            np.concatenate([self._constant_part(self._tables[part[1]])[part[3]] for part in parts]),
             np.concatenate([part[5] for part in parts]),
         )
 
@@ -260,7 +274,7 @@ class StageGraph:
         free = not self.problem.space.use_all_devices
         if free:
             maxima[0][self._operators, :] = sums[0][self._operators, :] = 0.0
-        time, counts = arcs.time_ms, self._counts[arcs.choice]
+        time, counts = arcs.time_ms, self.device_counts[arcs.choice]
         for s in range(most):
             at = np.flatnonzero(arcs.behind == s)
             e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
@@ -277,7 +291,7 @@ class StageGraph:
         most = int(arcs.behind.max(initial=-1)) + 1
         maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
         sums = [np.full(shape, np.inf) for _ in range(most + 1)]
-        time, counts = arcs.time_ms, self._counts[arcs.choice]
+        time, counts = arcs.time_ms, self.device_counts[arcs.choice]
         free = not self.problem.space.use_all_devices
         for s in range(most, 0, -1):
             maxima[s][0, self._devices] = sums[s][0, self._devices] = 0.0
@@ -302,18 +316,31 @@ class StageGraph:
             return np.empty(0)
         behind_max, behind_sum = behind if behind is not None else self.potentials_behind(arcs)
         front_max, front_sum = self.potentials_front(arcs)
-        time, counts = arcs.time_ms, self._counts[arcs.choice]
+        time, counts = arcs.time_ms, self.device_counts[arcs.choice]
         s, e, u, a = arcs.behind, arcs.end, arcs.devices_behind, arcs.first
         behind_max_of, behind_sum_of = np.stack(behind_max), np.stack(behind_sum)
         front_max_of, front_sum_of = np.stack(front_max), np.stack(front_sum)
         slowest = np.maximum(time, behind_max_of[s, e, u])
         np.maximum(slowest, front_max_of[s + 1, a, u + counts], out=slowest)
         total = time + behind_sum_of[s, e, u] + front_sum_of[s + 1, a, u + counts]
-        return np.asarray((self.batch.count - 1) * slowest + total)
+        value = self._scale * slowest
+        if self._sum_weight:
+            value = value + self._sum_weight * total
+        return np.asarray(value)
 
-    @property
-    def _counts(self) -> Integers:
+    @cached_property
+    def device_counts(self) -> Integers:
+        """Devices of a stage of each choice, shape (choices,)."""
         return np.array([costs.choice.devices for costs in self.batch.choices])
+
+    def objective(self, time_ms: Floats) -> float:
+        """Return the objective of a pipeline from the times of its stages, shape (stages,)."""
+        return float(self._scale * time_ms.max() + self._sum_weight * time_ms.sum())
+
+    def at_first_node(self, behind: Floats) -> float:
+        """Return the potential of whole pipelines, from the potentials behind the nodes of one s."""
+        first = behind[0]
+        return float(first[self._devices] if self.problem.space.use_all_devices else first.min())
 
     # -- exact recomputation ------------------------------------------------------------------------------------
 

@@ -109,6 +109,59 @@ class RecomputationBound:
         return highest, below, at
 
     @cached_property
+    def _inner_tables(self) -> tuple[Floats, Integers]:
+        """Price tables of the distinct spans within one block, and the row of each span."""
+        highest, _, at = self._groups
+        block_of = self._recomputation.shape.block_of
+        row_of = np.full(len(self.spans.first), -1, dtype=np.int64)
+        rows: list[Floats] = []
+        known: dict[bytes, int] = {}
+        for one in np.flatnonzero(block_of[self.spans.first] == block_of[self.spans.end - 1]):
+            piece = (int(self.spans.first[one]), int(self.spans.end[one]))
+            key = self._recomputation.shape.classes[piece[0] : piece[1]].tobytes()
+            if key not in known:
+                known[key] = len(rows)
+                rows.append(self._recomputation.price_table(piece, True)[highest][:, at])
+            row_of[one] = known[key]
+        return np.stack(rows) if rows else np.empty((0, len(highest), len(at))), row_of
+
+    def most_saved_bytes(self, behind: int, index: Integers) -> Floats:
+        """Return an upper bound on what recomputation takes off the memory of spans with so many stages behind."""
+        shape, peaks = self._recomputation.shape, self._recomputation.peaks
+        if not shape.allowed:
+            return np.zeros(len(index))
+        heads, tails, summed = self._saved_tables
+        below = np.concatenate([np.zeros(1), peaks[:-1]])
+        result = np.empty(len(index))
+        for begin in range(0, len(index), CHUNK):
+            part = index[begin : begin + CHUNK]
+            first, end = self.spans.first[part], self.spans.end[part]
+            head_block, tail_block = shape.block_of[first], shape.block_of[end - 1]
+            apart = head_block < tail_block
+            saved = heads[first] + tails[end - 1] + summed[tail_block] - summed[np.minimum(head_block + 1, tail_block)]
+            # within one block the head alone saves at least as much as the span
+            saved[~apart] = np.minimum(heads[first], tails[end - 1])[~apart]
+            result[begin : begin + CHUNK] = ((behind + 1) * saved - below[None, :]).max(axis=1)
+        return np.maximum(result, 0.0)
+
+    @cached_property
+    def _saved_tables(self) -> tuple[Floats, Floats, Floats]:
+        """Most bytes saved at each peak: (operators, peaks) for heads and tails, (blocks + 1, peaks) summed."""
+        shape = self._recomputation.shape
+        count = len(shape.classes)
+        heads = np.stack(
+            [self._recomputation.most_saved((a, shape.blocks[shape.block_of[a]][1]), False) for a in range(count)]
+        )
+        tails = np.stack(
+            [
+                self._recomputation.most_saved((shape.blocks[shape.block_of[e - 1]][0], e), True)
+                for e in range(1, count + 1)
+            ]
+        )
+        whole = np.stack([self._recomputation.most_saved(block, False) for block in shape.blocks])
+        return heads, tails, np.concatenate([np.zeros((1, whole.shape[1])), np.cumsum(whole, axis=0)])
+
+    @cached_property
     def _tables(self) -> tuple[Floats, Floats, Floats]:
         """Price tables of heads by first operator, of tails by end, and summed over whole blocks."""
         shape = self._recomputation.shape
@@ -116,7 +169,7 @@ class RecomputationBound:
         count = len(shape.classes)
 
         def table(piece: tuple[int, int], ends_stage: bool) -> Floats:
-            return self._recomputation.price_table(piece, ends_stage)[np.ix_(highest, at)]
+            return self._recomputation.price_table(piece, ends_stage)[highest][:, at]
 
         heads = np.stack([table((a, shape.blocks[shape.block_of[a]][1]), False) for a in range(count)])
         tails = np.stack([table((shape.blocks[shape.block_of[e - 1]][0], e), True) for e in range(1, count + 1)])
@@ -146,11 +199,9 @@ class RecomputationBound:
         heads, tails, summed = self._tables
         value = heads[first[apart]] + tails[end[apart] - 1] + summed[tail_block[apart]] - summed[head_block[apart] + 1]
         result[apart] = self._relaxed(value, need[apart], behind)
-        highest, _, at = self._groups
-        for one in np.flatnonzero(head_block == tail_block):
-            piece = (int(first[one]), int(end[one]))
-            own = self._recomputation.price_table(piece, True)[np.ix_(highest, at)]
-            result[one] = self._relaxed(own[None], need[one : one + 1], behind)[0]
+        within = np.flatnonzero(head_block == tail_block)
+        rows, row_of = self._inner_tables
+        result[within] = self._relaxed(rows[row_of[index[within]]], need[within], behind)
         return result
 
     def _relaxed(self, value: Floats, need: Floats, behind: int) -> Floats:

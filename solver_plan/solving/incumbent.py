@@ -47,7 +47,7 @@ class Incumbent(Generic[PlanT]):
         try:
             objective = self._evaluate(plan)
         except InvalidPlanError as error:
-            log.warning("a plan of %s is not valid and was dropped: %s", source, error)
+            log.debug("a plan of %s is not valid and was dropped: %s", source, error)
             return False
         with self._lock:
             if self.objective is not None and objective >= self.objective:

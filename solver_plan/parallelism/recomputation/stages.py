@@ -93,6 +93,7 @@ class StageRecomputation:
         self._fronts: dict[tuple[bytes, bool, float], Front] = {}
         self._sums: dict[tuple[bytes, int, float], Front] = {}
         self._tables: dict[tuple[bytes, bool], Floats] = {}
+        self._saved: dict[tuple[bytes, bool], Floats] = {}
 
     # -- pieces -------------------------------------------------------------------------------------------------
 
@@ -164,6 +165,15 @@ class StageRecomputation:
             at = np.searchsorted(patterns.peak_bytes, self.peaks, side="right") - 1
             self._tables[key] = best[at]
         return self._tables[key]
+
+    def most_saved(self, piece: tuple[int, int], ends_stage: bool) -> Floats:
+        """Return, shape (peaks,), the most bytes that patterns with at most each peak save."""
+        key = self._key(piece, ends_stage)
+        if key not in self._saved:
+            patterns = self.patterns(piece, ends_stage)
+            best = np.maximum.accumulate(patterns.saved_bytes)
+            self._saved[key] = best[np.searchsorted(patterns.peak_bytes, self.peaks, side="right") - 1]
+        return self._saved[key]
 
     # -- exact --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,137 @@
+"""Why no plan exists, and the smallest change that makes one: least memory over all pipelines, found by solving.
+
+The least memory of a stage is a lower bound that recomputation attains but for rounding: fixed + (b + 1) * held - most
+saved. The pipeline that minimises the largest of them, over all cuts, choices and micro-batch sizes, is a bottleneck
+path through the same stage graph as for time (`MemoryGraph`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
+from solver_plan.parallelism.paths import best_path
+from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.recomputation.stages import ChainShape, StageRecomputation
+from solver_plan.parallelism.stage_graph import Arcs, Integers, StageGraph, _ChoiceTable
+
+MEGABYTE = 2**20
+MOST_NODES = 8
+"""More nodes tried, as multiples, when looking for a cluster that is large enough."""
+
+
+class MemoryGraph(StageGraph):
+    """The stage graph with the memory of a stage in place of its time, and the largest one as objective."""
+
+    def __init__(
+        self,
+        problem: ParallelismProblem,
+        shape: ChainShape,
+        batch: MicroBatch,
+        recomputations: Sequence[StageRecomputation],
+        cutoff_bytes: float,
+        cuts: Bools,
+    ) -> None:
+        super().__init__(problem, shape, batch, recomputations, np.inf, cuts)
+        self._cutoff = cutoff_bytes
+        self._scale = 1.0
+        self._sum_weight = 0.0
+
+    def _work_bounds(self) -> tuple[Floats, Floats]:
+        """Return the least bytes of state of the operators in front of each cut, summed over devices."""
+        weights = np.stack([np.where(np.isfinite(c.forward_ms), c.weight_bytes, np.inf) for c in self.batch.choices])
+        state = (weights * self.device_counts[:, None]).min(axis=0) * self.problem.state_bytes_per_weight_byte
+        total = np.concatenate([np.zeros(1), np.cumsum(state)])
+        return total, np.zeros(len(total))
+
+    def _constant_part(self, table: _ChoiceTable) -> Floats:
+        return table.spans.fixed_bytes
+
+    def _variable_part(self, table: _ChoiceTable, behind: int, candidates: Integers) -> Floats:
+        held = (behind + 1) * table.spans.input_and_held_bytes[candidates]
+        return held - table.bound.most_saved_bytes(behind, candidates)
+
+    def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
+        return np.zeros(len(first))
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """The pipeline that needs the least memory."""
+
+    batch: MicroBatch
+    memory_bytes: float
+    stage: int
+    stages: int
+    arcs: Arcs
+    worst: int
+    """Index of the arc that needs most."""
+
+
+def explain(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape) -> str | None:
+    """Return one line that says why no plan exists, or None if memory forbids none.
+
+    The line names the stage of the best attempt, how many bytes it is short, the smallest memory (to 1 MB) at which a
+    plan exists, and a number of nodes at which one does.
+    """
+    best = _least_memory(problem, batches, shape, fine=True)
+    if best is None:
+        return (
+            f"no pipeline of whole stages covers {len(problem.operators)} operators on {problem.cluster.devices} "
+            "devices with the device counts, stages and profiled layouts that the space allows; allow other "
+            "device_counts, cross_node_stages or idle devices, or profile more layouts"
+        )
+    limit = problem.cluster.usable_bytes_per_device
+    if best.memory_bytes <= limit:
+        return None
+    first, end = int(best.arcs.first[best.worst]), int(best.arcs.end[best.worst])
+    choice = best.batch.choices[int(best.arcs.choice[best.worst])].choice
+    enough_mb = -(-int(best.memory_bytes) // MEGABYTE)
+    margin = problem.cluster.memory_margin
+    needed_mb = int(np.ceil(enough_mb / (1 - margin)))
+    return (
+        f"no plan fits the memory: even the attempt that needs least (micro-batch {best.batch.size}, {best.stages} "
+        f"stages) is {best.memory_bytes - limit:.0f} bytes short on stage {best.stage} "
+        f"(operators {first} to {end - 1}, tensor parallel {choice.tensor_parallel}, data parallel "
+        f"{choice.data_parallel}); a plan exists from {needed_mb} MB per device"
+        f"{_nodes_that_suffice(problem, batches, shape)}"
+    )
+
+
+def _nodes_that_suffice(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape) -> str:
+    factor = 2
+    while factor <= MOST_NODES:
+        larger = replace(problem, cluster=replace(problem.cluster, nodes=problem.cluster.nodes * factor))
+        attempt = _least_memory(larger, batches, shape, fine=False)
+        if attempt is not None and attempt.memory_bytes <= problem.cluster.usable_bytes_per_device:
+            return f", or on {larger.cluster.devices} devices ({larger.cluster.nodes} nodes)"
+        factor *= 2
+    return ""
+
+
+def _least_memory(
+    problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape, *, fine: bool
+) -> _Attempt | None:
+    everywhere = np.ones(len(problem.operators) + 1, dtype=np.bool_)
+    at_blocks = np.zeros(len(problem.operators) + 1, dtype=np.bool_)
+    for first, end in shape.blocks:
+        at_blocks[[first, end]] = True
+    best: _Attempt | None = None
+    for cuts in (at_blocks, everywhere) if fine else (at_blocks,):
+        for batch in batches:
+            recomputations = [StageRecomputation(shape, costs) for costs in batch.choices]
+            cutoff = np.inf if best is None else best.memory_bytes
+            graph = MemoryGraph(problem, shape, batch, recomputations, cutoff, cuts)
+            arcs = graph.arcs()
+            # of the many ways to use little memory, keep those that use the least
+            through = graph.through(arcs)
+            arcs = arcs.select(np.flatnonzero(through <= through.min(initial=np.inf) * (1 + 1e-12)))
+            path = best_path(graph, arcs)
+            if not path:
+                continue
+            memory = arcs.time_ms[path]
+            worst = int(np.argmax(memory))
+            if best is None or memory[worst] < best.memory_bytes:
+                best = _Attempt(batch, float(memory[worst]), worst, len(path), arcs, path[worst])
+    return best

@@ -1,0 +1,28 @@
+"""The parallelism kind: what the command line and the benchmarks call."""
+
+from solver_plan.kinds import Wing
+from solver_plan.parallelism.check import check
+from solver_plan.parallelism.describe import describe, describe_simulation
+from solver_plan.parallelism.plan import ParallelismPlan
+from solver_plan.parallelism.planner import HEURISTICS, Planner
+from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.simulate import simulate
+from solver_plan.solving import Budget, Planned, Progress
+
+
+def _plan(
+    problem: ParallelismProblem, budget: Budget, heuristic: str | None, on_progress: Progress
+) -> Planned[ParallelismPlan]:
+    return Planner(problem, budget, on_progress).run(heuristic)
+
+
+PARALLELISM = Wing(
+    name="parallelism",
+    problem_type=ParallelismProblem,
+    plan_type=ParallelismPlan,
+    heuristics=HEURISTICS,
+    planner=_plan,
+    checker=check,
+    describer=describe,
+    simulator=lambda problem, plan: describe_simulation(simulate(problem, plan)),
+)

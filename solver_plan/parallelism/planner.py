@@ -1,0 +1,331 @@
+"""The planner: baselines, the stage graph of every micro-batch size, and the constraint program over what is left.
+
+    1. grid        the uniform grid gives a first plan (`heuristics/grid`)
+    2. coarse      stages cut at block starts only: a near-optimal plan within a second or two
+    3. fine        stages cut anywhere, pruned by the incumbent; paths of the relaxed graph are evaluated exactly, and
+                   each better plan prunes further, until all stages that are left are exact
+    4. program     CP-SAT over the stages of all micro-batch sizes proves the optimum (`model`)
+
+The bound is valid for the whole space at every moment: what is dropped is dropped because no pipeline through it beats
+the incumbent, and a micro-batch size that was not looked at yet counts with its work bound.
+"""
+
+import logging
+from dataclasses import dataclass, field
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from solver_plan.documents.certificate import AGREEMENT
+from solver_plan.errors import InfeasibleProblemError, InputError
+from solver_plan.parallelism.blocks import block_ranges
+from solver_plan.parallelism.check import evaluate_checked
+from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
+from solver_plan.parallelism.drafts import DraftStage, draft_plan, finished
+from solver_plan.parallelism.heuristics.grid import grid_plans
+from solver_plan.parallelism.infeasible import explain
+from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
+from solver_plan.parallelism.paths import best_path
+from solver_plan.parallelism.plan import ParallelismPlan
+from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.recomputation.stages import ChainShape, StageRecomputation, chain_shape
+from solver_plan.parallelism.stage_graph import Arcs, StageGraph
+from solver_plan.solving import Budget, Clock, Incumbent, Planned, Progress, silent, solve_cp_sat
+from solver_plan.solving.cp_sat import cp_sat_version
+from solver_plan.solving.outcome import Effort
+
+log = logging.getLogger(__name__)
+
+HEURISTICS = ("grid",)
+GRAPH_COST_S = 2e-7
+"""Deterministic seconds that a span of a stage graph counts."""
+STAGE_COST_S = 0.005
+"""Deterministic seconds that an exact recomputation of a stage counts."""
+EVALUATION_COST_S = 0.002
+"""Deterministic seconds that the evaluation of a plan counts."""
+WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
+"""While no plan is known: cutoffs tried, as multiples of the work bound."""
+
+
+@dataclass(slots=True)
+class _Size:
+    """What is known of one micro-batch size."""
+
+    batch: MicroBatch
+    recomputations: tuple[StageRecomputation, ...]
+    work_bound_ms: float
+    """Every pipeline of this size takes at least so long, from the work alone."""
+    bound_ms: float = 0.0
+    """Every pipeline of this size takes at least so long."""
+    graph: StageGraph | None = None
+    arcs: Arcs | None = None
+    exact: dict[tuple[int, int, int, int], tuple[float, tuple[bool, ...]]] = field(default_factory=dict)
+    """Least recomputation by (choice, first, end, behind); infinite: never fits."""
+
+
+class Planner:
+    """One search for a plan of one problem."""
+
+    def __init__(self, problem: ParallelismProblem, budget: Budget, on_progress: Progress = silent) -> None:
+        self.problem = problem
+        self.clock = Clock(budget)
+        self.incumbent: Incumbent[ParallelismPlan] = Incumbent(self._evaluate, self.clock, on_progress)
+        self._shape: ChainShape = chain_shape(problem, block_ranges(problem))
+
+    def run(self, heuristic: str | None) -> Planned[ParallelismPlan]:
+        """Search within the budget.
+
+        Raises
+        ------
+        InfeasibleProblemError
+            If no plan exists, with the reason.
+        NoPlanFoundError
+            If the limit came first.
+        """
+        with self.clock.interruptible():
+            sizes = self._sizes()
+            self._grid(sizes)
+            if heuristic is None:
+                self._coarse(sizes)
+                self._fine(sizes)
+                self._program(sizes)
+        budget = self.clock.budget
+        solver = f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}"
+        certificate = self.incumbent.certificate(
+            "exhaustive grid" if heuristic == "grid" else solver, completed=heuristic is not None
+        )
+        assert self.incumbent.plan is not None
+        return Planned(
+            plan=finished(self.problem, self.incumbent.plan, certificate),
+            effort=Effort(
+                wall_s=self.clock.seconds,
+                deterministic_s=self.clock.deterministic_seconds,
+                first_plan_s=self.incumbent.trace[0].seconds if self.incumbent.trace else None,
+            ),
+        )
+
+    def _evaluate(self, plan: ParallelismPlan) -> float:
+        self.clock.spend(EVALUATION_COST_S)
+        return evaluate_checked(self.problem, plan).iteration_ms
+
+    def _sizes(self) -> list[_Size]:
+        sizes = []
+        for size in micro_batch_sizes(self.problem):
+            batch = micro_batch(self.problem, size)
+            if batch.choices:
+                recomputations = tuple(StageRecomputation(self._shape, costs) for costs in batch.choices)
+                entry = _Size(batch, recomputations, 0.0)
+                entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
+                sizes.append(entry)
+        if not sizes:
+            raise InputError(
+                f"global_batch: no micro-batch size that the profiles and the space allow divides "
+                f"{self.problem.global_batch}; choose another global batch, or profile more batch sizes"
+            )
+        return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
+
+    @property
+    def _block_cuts(self) -> Bools:
+        cuts = np.zeros(len(self.problem.operators) + 1, dtype=np.bool_)
+        for first, end in self._shape.blocks:
+            cuts[[first, end]] = True
+        return cuts
+
+    def _cutoff(self) -> float:
+        return self.incumbent.objective if self.incumbent.objective is not None else np.inf
+
+    def _grid(self, sizes: list[_Size]) -> None:
+        for size in sizes:
+            for plan in grid_plans(self.problem, size.batch):
+                if self.clock.expired:
+                    return
+                self.incumbent.offer(plan, "heuristic:grid")
+
+    # -- stage graphs -------------------------------------------------------------------------------------------
+
+    def _graph(self, size: _Size, cutoff_ms: float, cuts: Bools) -> StageGraph:
+        return StageGraph(self.problem, self._shape, size.batch, size.recomputations, cutoff_ms, cuts)
+
+    def _coarse(self, sizes: list[_Size]) -> None:
+        """Look for good plans whose stages begin at block starts."""
+        for factor in WIDENING if self.incumbent.objective is None else (1.0,):
+            for size in sizes:
+                if self.clock.expired:
+                    return
+                cutoff = self._cutoff() if self.incumbent.objective is not None else factor * size.work_bound_ms
+                if size.bound_ms < cutoff:
+                    graph = self._graph(size, cutoff, self._block_cuts)
+                    self._descend(size, graph, graph.arcs(), patience=4)
+            if self.incumbent.objective is not None:
+                return
+
+    def _fine(self, sizes: list[_Size]) -> None:
+        """Find, for every micro-batch size, the stages that a better plan may use, with exact times."""
+        if self.incumbent.objective is None and not self.clock.expired:
+            shortage = explain(self.problem, [size.batch for size in sizes], self._shape)
+            if shortage is not None:
+                raise InfeasibleProblemError(shortage)
+            for factor in WIDENING:
+                for size in sizes:
+                    if self.incumbent.objective is None and not self.clock.expired:
+                        self._explore(size, factor * size.work_bound_ms)
+                if self.incumbent.objective is not None:
+                    break
+        for number, size in enumerate(sizes):
+            if size.bound_ms < self._cutoff() and not self.clock.expired:
+                self._explore(size, self._cutoff())
+            if number < len(sizes) - 1:
+                self._raise_bound(sizes)
+
+    def _explore(self, size: _Size, cutoff_ms: float) -> None:
+        """List the stages that a pipeline of one micro-batch size below the cutoff may have, and make them exact."""
+        everywhere = np.ones(len(self.problem.operators) + 1, dtype=np.bool_)
+        graph = self._graph(size, cutoff_ms, everywhere)
+        arcs = graph.arcs()
+        self.clock.spend(GRAPH_COST_S * graph.span_count)
+        arcs = self._descend(size, graph, arcs, patience=10)
+        size.graph, size.arcs = graph, self._complete(size, graph, arcs)
+        size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, size.arcs)))
+
+    def _lowest(self, graph: StageGraph, arcs: Arcs) -> float:
+        return float(graph.through(arcs).min(initial=np.inf))
+
+    def _raise_bound(self, sizes: list[_Size]) -> None:
+        bound = min(size.bound_ms for size in sizes)
+        if np.isfinite(bound):
+            self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
+
+    def _descend(self, size: _Size, graph: StageGraph, arcs: Arcs, patience: int) -> Arcs:
+        """Evaluate best paths exactly until one is exact all along, or `patience` paths brought no better plan."""
+        failures = 0
+        while failures < patience and len(arcs) and not self.clock.expired:
+            path = best_path(graph, arcs)
+            if not path:
+                return arcs
+            before = arcs.recompute_ms[path].copy()
+            arcs = self._make_exact(size, graph, arcs, path)
+            better = bool(np.isfinite(arcs.recompute_ms[path]).all()) and self._offer(size, graph, arcs, path)
+            failures = 0 if better else failures + 1
+            if np.array_equal(before, arcs.recompute_ms[path]):
+                return arcs
+            arcs = graph.prune(arcs, self._cutoff() * (1 + AGREEMENT))
+        return arcs
+
+    def _complete(self, size: _Size, graph: StageGraph, arcs: Arcs) -> Arcs:
+        """Make every arc exact, the most promising first, pruning on the way."""
+        batch = 64
+        done: set[tuple[int, int, int, int]] = set()
+        while len(arcs) and not self.clock.expired:
+            keys = _keys(arcs)
+            value = graph.through(arcs)
+            order = np.argsort(value, kind="stable")
+            pending = [int(index) for index in order if keys[index] not in done][:batch]
+            if not pending:
+                break
+            arcs = self._make_exact(size, graph, arcs, pending)
+            done.update(keys[index] for index in pending)
+            path = best_path(graph, arcs)
+            if path and all(key in done for key in (keys[index] for index in path)):
+                self._offer(size, graph, arcs, path)
+            arcs = graph.prune(arcs, self._cutoff() * (1 + AGREEMENT))
+            batch = min(batch * 2, 1024)
+        return arcs
+
+    def _make_exact(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: list[int]) -> Arcs:
+        """Return the arcs with the exact recomputation of those at `indices`, and of all arcs of the same stages."""
+        keys = _keys(arcs)
+        wanted = {}
+        for index in indices:
+            key = keys[index]
+            if key not in size.exact:
+                self.clock.spend(STAGE_COST_S)
+                choice, first, end, behind = key
+                need = graph.need_bytes(arcs, index)
+                found = size.recomputations[choice].cheapest(first, end, need, behind)
+                size.exact[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
+            wanted[key] = size.exact[key][0]
+        recompute: Floats = arcs.recompute_ms.copy()
+        for index, key in enumerate(keys):
+            if key in wanted:
+                recompute[index] = wanted[key]
+        return arcs.with_recompute(recompute)
+
+    def _offer(
+        self, size: _Size, graph: StageGraph, arcs: Arcs, path: list[int], source: str = "heuristic:stage-graph"
+    ) -> bool:
+        return self.incumbent.offer(self._plan_of(size, arcs, path), source)
+
+    def _plan_of(self, size: _Size, arcs: Arcs, path: list[int]) -> ParallelismPlan:
+        keys = _keys(arcs)
+        stages = []
+        for index in path:
+            choice, first, end, _ = keys[index]
+            marks = size.exact[keys[index]][1]
+            stages.append(DraftStage(first, end, size.batch.choices[choice].choice, marks))
+        return draft_plan(self.problem, size.batch.size, stages)
+
+    # -- constraint program -------------------------------------------------------------------------------------
+
+    def _program(self, sizes: list[_Size]) -> None:
+        """Prove the optimum over all stages that are left."""
+        objective = self.incumbent.objective
+        if objective is None:
+            return
+        left = []
+        for size in sizes:
+            if size.graph is not None and size.arcs is not None:
+                size.arcs = size.graph.prune(size.arcs, objective * (1 + AGREEMENT))
+                if len(size.arcs):
+                    left.append(size)
+        if not left or self.clock.expired or self.incumbent.closed:
+            self._raise_bound(sizes)
+            return
+        others = min((size.bound_ms for size in sizes if size not in left), default=np.inf)
+        program = build(
+            [SizedArcs(s.graph, s.arcs) for s in left if s.graph is not None and s.arcs is not None], objective
+        )
+
+        def take_bound(ticks: float) -> None:
+            self.incumbent.raise_bound(min(ticks * program.tick_ms, objective, others), "cp-sat")
+
+        outcome = solve_cp_sat(
+            program.model,
+            self.clock,
+            hint=self._hint(program, left),
+            on_bound=take_bound,
+        )
+        if outcome.values is not None:
+            for number, size in enumerate(left):
+                assert size.arcs is not None
+                assert size.graph is not None
+                path = [i for i, variable in enumerate(program.chosen[number]) if outcome.values(variable)]
+                if path:
+                    path.sort(key=lambda index: -int(size.arcs.behind[index]))  # type: ignore[union-attr]
+                    self._offer(size, size.graph, size.arcs, path, "cp-sat")
+        if outcome.bound is not None:
+            take_bound(outcome.bound)
+        log.info(
+            "CP-SAT: %s, %d arcs, hint feasible: %s",
+            outcome.status,
+            sum(map(len, program.chosen)),
+            outcome.hint_was_feasible,
+        )
+
+    def _hint(self, program: PipelineModel, left: list[_Size]) -> dict[cp_model.IntVar, int] | None:
+        """Return the best path of the sizes that are left as a complete hint."""
+        best: tuple[float, int, list[int]] | None = None
+        for number, size in enumerate(left):
+            assert size.graph is not None
+            assert size.arcs is not None
+            path = best_path(size.graph, size.arcs)
+            if path:
+                time = size.arcs.time_ms[path]
+                objective = float((size.batch.count - 1) * time.max() + time.sum())
+                if best is None or objective < best[0]:
+                    best = (objective, number, path)
+        return None if best is None else hint_of(program, best[1], best[2])
+
+
+def _keys(arcs: Arcs) -> list[tuple[int, int, int, int]]:
+    """Return (choice, first, end, behind) of each arc: what its recomputation depends on."""
+    return list(zip(arcs.choice.tolist(), arcs.first.tolist(), arcs.end.tolist(), arcs.behind.tolist(), strict=True))
