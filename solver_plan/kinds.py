@@ -43,6 +43,10 @@ class Kind(ABC):
         """Return every violation of the plan, one line each."""
 
     @abstractmethod
+    def objective(self, problem: ProblemDocument, plan: PlanDocument) -> float:
+        """Return the objective of a valid plan, recomputed. Raises `InvalidPlanError`."""
+
+    @abstractmethod
     def describe(self, plan: PlanDocument, problem: ProblemDocument | None) -> str:
         """Return the plan as tables for a terminal."""
 
@@ -59,8 +63,9 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     problem_type: type[ProblemT]
     plan_type: type[PlanT]
     heuristics: tuple[str, ...]
-    planner: "Callable[[ProblemT, Budget, str | None, Progress], Planned[PlanT]]"
+    planner: Callable[[ProblemT, Budget, str | None, Progress], Planned[PlanT]]
     checker: Callable[[ProblemT, PlanT], tuple[str, ...]]
+    evaluator: Callable[[ProblemT, PlanT], float]
     describer: Callable[[PlanT, ProblemT | None], str]
     simulator: Callable[[ProblemT, PlanT], str]
 
@@ -81,6 +86,10 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     def check(self, problem: ProblemDocument, plan: PlanDocument) -> tuple[str, ...]:
         """Return every violation of the plan, one line each."""
         return self.checker(self._problem(problem), self._plan(plan))
+
+    def objective(self, problem: ProblemDocument, plan: PlanDocument) -> float:
+        """Return the objective of a valid plan, recomputed. Raises `InvalidPlanError`."""
+        return self.evaluator(self._problem(problem), self._plan(plan))
 
     def describe(self, plan: PlanDocument, problem: ProblemDocument | None) -> str:
         """Return the plan as tables for a terminal."""
