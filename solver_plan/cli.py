@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from solver_plan.commands import VERBS
-from solver_plan.errors import InputError, SolverPlanError
+from solver_plan.errors import InputError, OutputError, SolverPlanError
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--verbose", action="store_true", help="log each step, and show tracebacks")
     parser = _Parser(
         prog="solver-plan",
-        description="Plan the training of large models as a constraint program, prove how good the plan is, and run it.",
+        description="Plan the training of large models as a constraint program, and prove how good the plan is.",
     )
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
@@ -45,15 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.DEBUG if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s", force=verbose
     )
     try:
-        parsed = build_parser().parse_args(arguments)
-        code = int(parsed.run(parsed))
-        sys.stdout.flush()
+        try:
+            parsed = build_parser().parse_args(arguments)
+            code = int(parsed.run(parsed))
+        except SystemExit as done:  # after --help
+            code = int(done.code or 0)
+        _flush()
     except SolverPlanError as error:
         _complain(str(error))
         return error.exit_code
     except BrokenPipeError:
-        # whoever read our output has gone; what is still buffered must not complain at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         _complain("interrupted")
@@ -61,9 +63,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if verbose:
             raise
-        _complain(f"unexpected {type(error).__name__}: {error}; --verbose shows where, please report it")
+        _complain(f"unexpected {type(error).__name__}: {error}; --verbose shows where")
         return 1
     return code
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _drop_output()
+        raise OutputError(f"standard output: cannot write ({error.strerror}); choose another place") from None
+
+
+def _drop_output() -> None:
+    """Send what is still buffered nowhere: nobody takes it, and it must not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complain(message: str) -> None:

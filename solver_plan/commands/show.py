@@ -1,9 +1,8 @@
 """`show`: a plan as tables for a terminal."""
 
 import argparse
-import sys
 
-from solver_plan.commands.verb import Verb
+from solver_plan.commands.verb import Verb, write_data
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +15,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.kinds import read_plan, read_problem
 
     problem = None if arguments.problem is None else read_problem(arguments.problem)
-    sys.stdout.write(show(read_plan(arguments.plan), problem))
+    write_data(show(read_plan(arguments.plan), problem))
     return 0
 
 

@@ -1,9 +1,8 @@
 """`simulate`: play a plan event by event."""
 
 import argparse
-import sys
 
-from solver_plan.commands.verb import Verb
+from solver_plan.commands.verb import Verb, write_data
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +15,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.kinds import read_plan, read_problem
 
     text = simulate(read_problem(arguments.problem), read_plan(arguments.plan))
-    sys.stdout.write(text.rstrip("\n") + "\n")
+    write_data(text.rstrip("\n") + "\n")
     return 0
 
 

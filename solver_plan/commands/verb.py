@@ -77,7 +77,7 @@ def write_out(document: "ProblemDocument | PlanDocument", out: str) -> None:
 
 
 def write_data(text: str) -> None:
-    """Write data to standard output, as UTF-8 whatever the locale. Raises `OutputError`."""
+    """Write text to standard output, as UTF-8 whatever the locale. Raises `OutputError`."""
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode("utf-8"))
