@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from solver_plan.solving.budget import Budget, Clock
 from solver_plan.solving.incumbent import Incumbent
-from solver_plan.solving.outcome import Planned
+from solver_plan.solving.outcome import Effort, Planned
 from solver_plan.solving.progress import Progress, silent, terminal_progress
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "Budget",
     "Clock",
     "CpSatOutcome",
+    "Effort",
     "Hint",
     "Incumbent",
     "MilpOutcome",
