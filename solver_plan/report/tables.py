@@ -8,13 +8,13 @@ Cell = str | int | float | None
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Lay rows out under headers: numbers to the right, text to the left, None as a dash.
+    """Lay rows out under headers: columns of numbers to the right, text to the left, None as a dash.
 
     Floats are written with three decimals; give text where other digits matter.
     """
     texts = [[_text(cell) for cell in row] for row in rows]
     widths = [max([len(header), *(len(row[at]) for row in texts)]) for at, header in enumerate(headers)]
-    right = [all(isinstance(row[at], int | float | None) for row in rows) for at in range(len(headers))]
+    right = [all(_is_number(row[at]) for row in texts) for at in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
@@ -57,6 +57,14 @@ def _gap(objective: float | None, bound: float | None) -> str | None:
     if objective is None or bound is None or objective <= 0:
         return None
     return f"{max(0.0, 1 - bound / objective):.3%}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.rstrip("%"))
+    except ValueError:
+        return text == _text(None)
+    return True
 
 
 def _text(cell: Cell) -> str:
