@@ -12,13 +12,19 @@ if TYPE_CHECKING:
     from solver_plan.documents import digest_of, write_document
     from solver_plan.kinds import read_plan, read_problem
     from solver_plan.profiles.aceso import import_aceso
+    from solver_plan.profiles.analytic import profile
+    from solver_plan.profiles.cluster import read_cluster
+    from solver_plan.profiles.loading import load_description
     from solver_plan.solving.progress import terminal_progress
 
 _ROOMS = {
     "check": "solver_plan.api",
     "digest_of": "solver_plan.documents",
     "import_aceso": "solver_plan.profiles.aceso",
+    "load_description": "solver_plan.profiles.loading",
     "plan": "solver_plan.api",
+    "profile": "solver_plan.profiles.analytic",
+    "read_cluster": "solver_plan.profiles.cluster",
     "read_plan": "solver_plan.kinds",
     "read_problem": "solver_plan.kinds",
     "show": "solver_plan.api",
@@ -31,7 +37,10 @@ __all__ = [
     "check",
     "digest_of",
     "import_aceso",
+    "load_description",
     "plan",
+    "profile",
+    "read_cluster",
     "read_plan",
     "read_problem",
     "show",

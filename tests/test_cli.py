@@ -54,7 +54,7 @@ def test_plan_check_show_simulate(run: Run) -> None:
     code, out, err = run("show", "plan.json")
     assert (code, err) == (0, "")
     assert out.startswith("order: a b\n")
-    assert "seconds  plan (ms)  bound (ms)  gap      source" in out
+    assert "seconds  plan (ms)  bound (ms)      gap  source" in out
     code, out, err = run("show", "plan.json", "--problem", "problem.json")
     assert out.startswith("order: a b on 9\n")
     assert run("simulate", "problem.json", "plan.json") == (0, "2 parcels carried\n", "")
