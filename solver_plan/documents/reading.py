@@ -226,24 +226,28 @@ def _alternatives(values: tuple[object, ...]) -> str:
     return " or ".join(json.dumps(value) for value in values)
 
 
-def _place(parsed: JsonValue, location: tuple[int | str, ...]) -> str:
-    """Write a location as `components[3].layers`; names of union members, which are not in the file, are dropped."""
+def _place(parsed: JsonValue, location: tuple[int | str, ...], *, missing: bool) -> str:
+    """Write a location as `components[3].layers`.
+
+    What is not in the file is dropped: names of union members (tags, which must not be names of fields). Only a missing
+    field is named though it is not there.
+    """
     text = ""
     at: JsonValue = parsed
     for number, step in enumerate(location):
         if isinstance(step, int):
             text += f"[{step}]"
             at = at[step] if isinstance(at, list) and step < len(at) else None
-        elif isinstance(at, dict) and (step in at or number == len(location) - 1):
+        elif isinstance(at, dict) and (step in at or (missing and number == len(location) - 1)):
             text += f".{step}" if text else step
             at = at.get(step)
     return text
 
 
 def _document_error(file: str, parsed: JsonValue, error: ErrorDetails, count: int) -> DocumentError:
-    place = _place(parsed, error["loc"])
-    more = f" (and {count - 1} more)" if count > 1 else ""
     kind, context = error["type"], error.get("ctx", {})
+    place = _place(parsed, error["loc"], missing=kind == "missing")
+    more = f" (and {count - 1} more)" if count > 1 else ""
     if kind == "rule":
         inner = str(context["place"])
         joined = place + inner if inner.startswith("[") or not place else f"{place}.{inner}" if inner else place
