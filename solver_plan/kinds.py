@@ -6,6 +6,7 @@ A kind is loaded only when a document asks for it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from solver_plan.documents import PlanDocument, ProblemDocument, read_document
@@ -139,11 +140,11 @@ def plan_types() -> dict[str, type[PlanDocument]]:
     return {"parallelism": ParallelismPlan}
 
 
-def read_problem(path: str) -> ProblemDocument:
+def read_problem(path: str | Path) -> ProblemDocument:
     """Read and validate a problem of any kind. Raises `DocumentError`."""
     return read_document(path, problem_types(), "solver-plan/problem")
 
 
-def read_plan(path: str) -> PlanDocument:
+def read_plan(path: str | Path) -> PlanDocument:
     """Read and validate a plan of any kind. Raises `DocumentError`."""
     return read_document(path, plan_types(), "solver-plan/plan")

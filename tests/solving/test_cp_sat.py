@@ -181,10 +181,13 @@ def test_deterministic_is_the_same_twice(workers: int) -> None:
     def solve() -> tuple[object, ...]:
         model = assignment(30, 4)
         clock = _clock(0.3, deterministic=True, workers=workers)
-        outcome = solve_cp_sat(model.model, clock)
+        steps: list[float] = []
+        outcome = solve_cp_sat(
+            model.model, clock, on_solution=lambda value: steps.append(value(model.largest)), on_bound=steps.append
+        )
         assert outcome.values is not None
         values = tuple(outcome.values(variable) for row in model.on for variable in row)
-        return outcome.objective, outcome.bound, outcome.deterministic_s, clock.deterministic_seconds, values
+        return outcome.objective, outcome.bound, outcome.deterministic_s, values, tuple(steps)
 
     assert solve() == solve()
 
