@@ -1,1 +1,60 @@
-"""Plans the training of large models as a constraint program, proves how good the plan is, and runs it."""
+"""Plans the training of large models as a constraint program, proves how good the plan is, and runs it.
+
+The functions named here are the whole public interface; each is imported from its room when it is first used, so that
+`import solver_plan` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solver_plan.api import check, plan, show, simulate
+    from solver_plan.documents import digest_of, write_document
+    from solver_plan.kinds import read_plan, read_problem
+    from solver_plan.profiles.aceso import import_aceso
+    from solver_plan.profiles.analytic import profile
+    from solver_plan.profiles.cluster import read_cluster
+    from solver_plan.profiles.loading import load_description
+    from solver_plan.solving.progress import terminal_progress
+
+_ROOMS = {
+    "check": "solver_plan.api",
+    "digest_of": "solver_plan.documents",
+    "import_aceso": "solver_plan.profiles.aceso",
+    "load_description": "solver_plan.profiles.loading",
+    "plan": "solver_plan.api",
+    "profile": "solver_plan.profiles.analytic",
+    "read_cluster": "solver_plan.profiles.cluster",
+    "read_plan": "solver_plan.kinds",
+    "read_problem": "solver_plan.kinds",
+    "show": "solver_plan.api",
+    "simulate": "solver_plan.api",
+    "terminal_progress": "solver_plan.solving.progress",
+    "write_document": "solver_plan.documents",
+}
+
+__all__ = [
+    "check",
+    "digest_of",
+    "import_aceso",
+    "load_description",
+    "plan",
+    "profile",
+    "read_cluster",
+    "read_plan",
+    "read_problem",
+    "show",
+    "simulate",
+    "terminal_progress",
+    "write_document",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'solver_plan' has no attribute {name!r}")
+    return getattr(importlib.import_module(_ROOMS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -6,6 +6,7 @@ A kind is loaded only when a document asks for it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from solver_plan.documents import PlanDocument, ProblemDocument, read_document
@@ -43,6 +44,10 @@ class Kind(ABC):
         """Return every violation of the plan, one line each."""
 
     @abstractmethod
+    def objective(self, problem: ProblemDocument, plan: PlanDocument) -> float:
+        """Return the objective of a valid plan, recomputed. Raises `InvalidPlanError`."""
+
+    @abstractmethod
     def describe(self, plan: PlanDocument, problem: ProblemDocument | None) -> str:
         """Return the plan as tables for a terminal."""
 
@@ -59,8 +64,9 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     problem_type: type[ProblemT]
     plan_type: type[PlanT]
     heuristics: tuple[str, ...]
-    planner: "Callable[[ProblemT, Budget, str | None, Progress], Planned[PlanT]]"
+    planner: Callable[[ProblemT, Budget, str | None, Progress], Planned[PlanT]]
     checker: Callable[[ProblemT, PlanT], tuple[str, ...]]
+    evaluator: Callable[[ProblemT, PlanT], float]
     describer: Callable[[PlanT, ProblemT | None], str]
     simulator: Callable[[ProblemT, PlanT], str]
 
@@ -81,6 +87,10 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     def check(self, problem: ProblemDocument, plan: PlanDocument) -> tuple[str, ...]:
         """Return every violation of the plan, one line each."""
         return self.checker(self._problem(problem), self._plan(plan))
+
+    def objective(self, problem: ProblemDocument, plan: PlanDocument) -> float:
+        """Return the objective of a valid plan, recomputed. Raises `InvalidPlanError`."""
+        return self.evaluator(self._problem(problem), self._plan(plan))
 
     def describe(self, plan: PlanDocument, problem: ProblemDocument | None) -> str:
         """Return the plan as tables for a terminal."""
@@ -130,11 +140,11 @@ def plan_types() -> dict[str, type[PlanDocument]]:
     return {"parallelism": ParallelismPlan}
 
 
-def read_problem(path: str) -> ProblemDocument:
+def read_problem(path: str | Path) -> ProblemDocument:
     """Read and validate a problem of any kind. Raises `DocumentError`."""
     return read_document(path, problem_types(), "solver-plan/problem")
 
 
-def read_plan(path: str) -> PlanDocument:
+def read_plan(path: str | Path) -> PlanDocument:
     """Read and validate a plan of any kind. Raises `DocumentError`."""
     return read_document(path, plan_types(), "solver-plan/plan")

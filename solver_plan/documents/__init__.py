@@ -14,7 +14,7 @@ from solver_plan.documents.fields import (
 )
 from solver_plan.documents.frame import PlanDocument, ProblemDocument, fail
 from solver_plan.documents.reading import digest_of, parse_json, read_document, require_same_problem
-from solver_plan.documents.writing import document_text, ensure_writable, write_document, write_text
+from solver_plan.documents.writing import certificate_text, document_text, ensure_writable, write_document, write_text
 
 __all__ = [
     "Bytes",
@@ -29,6 +29,7 @@ __all__ = [
     "PlanDocument",
     "ProblemDocument",
     "Range",
+    "certificate_text",
     "certify",
     "digest_of",
     "document",

@@ -54,16 +54,14 @@ def certify(
 ) -> Certificate:
     """Return a certificate whose status and gap follow from objective and bound.
 
-    A bound that exceeds the objective by no more than floating-point error is cut to the objective; by more is a
-    fault of ours.
+    A bound that exceeds the objective by no more than the tolerance of solvers is cut to the objective; by more is a
+    fault of ours. A bound of 0 or less proves nothing.
     """
-    if bound is not None and bound <= 0:
-        bound = None
-    if bound is None:
-        bound_from = None
-    else:
-        assert bound <= objective * (1 + 1e-9) + 1e-9, f"bound {bound!r} above objective {objective!r}"
+    if bound is not None:
+        assert bound <= objective * (1 + AGREEMENT), f"bound {bound!r} above objective {objective!r}"
         bound = min(bound, objective)
+    if bound is None or bound <= 0:
+        bound, bound_from = None, None
     gap = None if bound is None else (objective - bound) / objective
     optimal = gap is not None and gap <= AGREEMENT
     return Certificate(

@@ -29,7 +29,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Range = Annotated[tuple[Index, Index], AfterValidator(_not_empty)]
 """Half-open index range ``[first, end)``, not empty."""
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))

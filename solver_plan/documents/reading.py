@@ -5,9 +5,12 @@ Whatever is wrong becomes a `DocumentError`: one line with file, place, value an
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -17,54 +20,104 @@ from solver_plan.documents.writing import document_text
 from solver_plan.errors import DocumentError, PlanMismatchError
 
 LARGEST_FILE_BYTES = 1 << 30
+MOST_DIGITS = 40
+DEEPEST = 100
+"""Levels of nesting; the documents themselves need fewer than ten, provenance may need more."""
 _DIGEST = "_digest_of_file"
+_LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""An escape that may be half a character; a pair of them is whole."""
 
 DocumentT = TypeVar("DocumentT", bound=ProblemDocument | PlanDocument)
 
 
+class _Refused(float):
+    """Stands for a value that JSON or this project does not allow, until its place in the document is known."""
+
+    found: str
+    rule: str
+
+
+def _refuse(found: str, rule: str) -> _Refused:
+    refused = _Refused("nan")
+    refused.found, refused.rule = found, rule
+    return refused
+
+
 def parse_json(text: str, file: str) -> JsonValue:
-    """Parse strict JSON: no key twice in an object, no NaN or infinity, no number out of range.
+    """Parse strict JSON: no key twice in an object, no NaN or infinity, no number out of range, no half characters.
 
     Raises
     ------
     DocumentError
-        For anything else, with the line and column where the parser knows them.
+        For anything else, with the line and column where the parser knows them, or the place in the document.
     """
+    refused: list[_Refused] = []
 
-    def unique(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
+    def refuse(found: str, rule: str) -> _Refused:
+        refused.append(_refuse(found, rule))
+        return refused[-1]
+
+    def unique(pairs: list[tuple[str, JsonValue]]) -> JsonValue:
         found = dict(pairs)
         if len(found) < len(pairs):
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    raise DocumentError(file, "", f"the key {short(key)} twice in one object", "write each key once")
-                seen.add(key)
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            return refuse(f"the key {short(twice)} twice in one object", "write each key once")
         return found
 
-    def constant(word: str) -> NoReturn:
-        raise DocumentError(file, "", word, "numbers must be finite; JSON knows no NaN or Infinity")
+    def constant(word: str) -> JsonValue:
+        return refuse(word, "numbers must be finite; JSON knows no NaN or Infinity")
 
-    def whole(digits: str) -> int:
-        if len(digits) > 40:
-            raise DocumentError(file, "", f"a number of {len(digits)} digits", "whole numbers have at most 18 digits")
+    def whole(digits: str) -> JsonValue:
+        if len(digits) > MOST_DIGITS:
+            return refuse(f"a number of {len(digits)} digits", "whole numbers have at most 18 digits")
         return int(digits)
 
-    def real(digits: str) -> float:
+    def real(digits: str) -> JsonValue:
         value = float(digits)
-        if value in (float("inf"), float("-inf")):
-            raise DocumentError(file, "", f"the number {digits[:40]}", "numbers must be below 1e18 in magnitude")
-        return value
+        return value if math.isfinite(value) else refuse(f"the number {digits[:40]}", "numbers must be below 1e18")
 
     try:
         parsed: JsonValue = json.loads(
             text, object_pairs_hook=unique, parse_constant=constant, parse_int=whole, parse_float=real
         )
+        if _depth_exceeds(parsed, DEEPEST):
+            raise RecursionError
+        if refused:
+            place, value = next(_refused_values(parsed, ""), ("", refused[0]))
+            raise DocumentError(file, place, value.found, value.rule)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise DocumentError(file, where, f"no JSON ({error.msg})", "write a complete JSON document") from None
     except RecursionError:
-        raise DocumentError(file, "", "nesting too deep", "documents nest fewer than ten levels") from None
+        raise DocumentError(file, "", "nesting too deep", f"documents nest at most {DEEPEST} levels") from None
+    if _LONE_SURROGATE.search(text):
+        _refuse_lone_surrogates(parsed, file)
     return parsed
+
+
+def _refused_values(value: JsonValue, place: str) -> Iterator[tuple[str, _Refused]]:
+    if isinstance(value, _Refused):
+        yield place, value
+    for step, inner in _children(value, place):
+        yield from _refused_values(inner, step)
+
+
+def _children(value: JsonValue, place: str) -> Iterator[tuple[str, JsonValue]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield (f"{place}.{key}" if place else key), inner
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield f"{place}[{index}]", inner
+
+
+def _refuse_lone_surrogates(value: JsonValue, file: str, place: str = "") -> None:
+    texts = [value] if isinstance(value, str) else list(value) if isinstance(value, dict) else []
+    for text in texts:
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise DocumentError(file, place, short(text), "texts are Unicode: \\ud800 to \\udfff only in pairs")
+    for step, inner in _children(value, place):
+        _refuse_lone_surrogates(inner, file, step)
 
 
 def read_document(path: str | Path, kinds: Mapping[str, type[DocumentT]], expected_format: str) -> DocumentT:
@@ -128,6 +181,20 @@ def require_same_problem(problem: ProblemDocument, plan: PlanDocument) -> None:
         )
 
 
+def _depth_exceeds(value: JsonValue, levels: int) -> bool:
+    layer: list[JsonValue] = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for outer in layer
+            for inner in (outer.values() if isinstance(outer, dict) else outer if isinstance(outer, list) else ())
+            if isinstance(inner, dict | list)
+        ]
+        if not layer:
+            return False
+    return True
+
+
 def short(value: object) -> str:
     """Return a value as text of at most 60 characters on one line, for messages."""
     text = json.dumps(value, default=str) if not isinstance(value, str) else repr(value)
@@ -138,7 +205,11 @@ def _read_text(path: Path, file: str) -> str:
     try:
         if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
             raise DocumentError(file, "", f"{path.stat().st_size} bytes", "documents are at most 1 GiB")
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_FILE_BYTES + 1)
+        if len(data) > LARGEST_FILE_BYTES:
+            raise DocumentError(file, "", "a stream without end", "documents are at most 1 GiB")
+        return data.decode("utf-8")
     except OSError as error:
         raise DocumentError(file, "", error.strerror or "no file", "name a file that can be read") from None
     except UnicodeDecodeError as error:
@@ -155,24 +226,28 @@ def _alternatives(values: tuple[object, ...]) -> str:
     return " or ".join(json.dumps(value) for value in values)
 
 
-def _place(parsed: JsonValue, location: tuple[int | str, ...]) -> str:
-    """Write a location as `components[3].layers`; names of union members, which are not in the file, are dropped."""
+def _place(parsed: JsonValue, location: tuple[int | str, ...], *, missing: bool) -> str:
+    """Write a location as `components[3].layers`.
+
+    What is not in the file is dropped: names of union members (tags, which must not be names of fields). Only a missing
+    field is named though it is not there.
+    """
     text = ""
     at: JsonValue = parsed
-    for step in location:
+    for number, step in enumerate(location):
         if isinstance(step, int):
             text += f"[{step}]"
             at = at[step] if isinstance(at, list) and step < len(at) else None
-        elif isinstance(at, dict) and (step in at or step == location[-1]):
+        elif isinstance(at, dict) and (step in at or (missing and number == len(location) - 1)):
             text += f".{step}" if text else step
             at = at.get(step)
     return text
 
 
 def _document_error(file: str, parsed: JsonValue, error: ErrorDetails, count: int) -> DocumentError:
-    place = _place(parsed, error["loc"])
-    more = f" (and {count - 1} more)" if count > 1 else ""
     kind, context = error["type"], error.get("ctx", {})
+    place = _place(parsed, error["loc"], missing=kind == "missing")
+    more = f" (and {count - 1} more)" if count > 1 else ""
     if kind == "rule":
         inner = str(context["place"])
         joined = place + inner if inner.startswith("[") or not place else f"{place}.{inner}" if inner else place

@@ -50,11 +50,11 @@ class TableLink:
 
 def _which_link(value: object) -> str:
     has_table = "table" in value if isinstance(value, dict) else isinstance(value, TableLink)
-    return "table" if has_table else "latency"
+    return "TableLink" if has_table else "LatencyLink"
 
 
 Link = Annotated[
-    Annotated[LatencyLink, Tag("latency")] | Annotated[TableLink, Tag("table")], Discriminator(_which_link)
+    Annotated[LatencyLink, Tag("LatencyLink")] | Annotated[TableLink, Tag("TableLink")], Discriminator(_which_link)
 ]
 
 

@@ -48,7 +48,7 @@ class Budget:
         """Number of solver workers to use."""
         if self.workers is not None:
             return self.workers
-        return 1 if self.deterministic else (os.cpu_count() or 1)
+        return 1 if self.deterministic else _usable_cores()
 
 
 class Clock:
@@ -116,11 +116,17 @@ class Clock:
         previous = signal.getsignal(signal.SIGINT)
 
         def on_interrupt(number: int, frame: FrameType | None) -> None:
-            self.interrupt()
             signal.signal(signal.SIGINT, previous)
+            self.interrupt()
 
         signal.signal(signal.SIGINT, on_interrupt)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, previous)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))  # a container may be given fewer than the machine has
+    return os.cpu_count() or 1

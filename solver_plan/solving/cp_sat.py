@@ -1,13 +1,13 @@
 """One way to call CP-SAT: limits, hints, callbacks, log, and what came of it.
 
 Statuses are read with the traps of CP-SAT 9.15 in mind: under a gap limit the solver says OPTIMAL at the gap, a time
-limit that ends in presolve loses a complete feasible hint, and a wrong parameter is MODEL_INVALID.
+limit that ends in presolve loses a complete feasible hint and gives a bound of 0 that nobody proved, a wrong parameter
+is MODEL_INVALID, and its own way of catching Ctrl-C leaves Python's handler out, during the call and after it.
 """
 
 import importlib.metadata
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +15,7 @@ from typing import Literal
 from ortools.sat.python import cp_model
 
 from solver_plan.errors import SolverError
+from solver_plan.solving.background import run_interruptibly
 from solver_plan.solving.budget import Clock
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class CpSatOutcome:
 
 
 class _Watcher(cp_model.CpSolverSolutionCallback):
-    """Passes solutions on and stops the search when the clock is interrupted."""
+    """Passes solutions on."""
 
     def __init__(self, on_solution: Callable[[Callable[[cp_model.IntVar], int]], None] | None) -> None:
         super().__init__()
@@ -73,7 +74,7 @@ def solve_cp_sat(
     on_bound: Callable[[float], None] | None = None,
     fix_to_hint: bool = False,
 ) -> CpSatOutcome:
-    """Solve a model within what is left of the budget.
+    """Solve a minimisation, or a model without objective, within what is left of the budget.
 
     Parameters
     ----------
@@ -90,9 +91,10 @@ def solve_cp_sat(
     workers
         Solver workers; None: the budget's.
     on_solution
-        Called with a function from variable to value at each better solution, in a solver thread.
+        Called with a function from variable to value at each better solution, in a solver thread. What it raises ends
+        the search and is raised here.
     on_bound
-        Called with each better bound, in the model's unit.
+        Called with each better bound, in the model's unit, in a solver thread.
     fix_to_hint
         Solve with every variable fixed to its hinted value: infeasible if the hint is (for tests of hints).
 
@@ -104,6 +106,8 @@ def solve_cp_sat(
     invalid = model.validate()
     if invalid:
         raise SolverError(f"CP-SAT refuses the model: {invalid}")
+    if model.has_objective() and model.proto.objective.scaling_factor < 0:
+        raise SolverError("solve_cp_sat minimises; negate the objective")
     remaining = clock.remaining if limit is None else min(limit, clock.remaining)
     if remaining <= 0:
         return CpSatOutcome(
@@ -134,37 +138,32 @@ def solve_cp_sat(
         parameters.interleave_search = parameters.num_workers > 1
     else:
         parameters.max_time_in_seconds = remaining
+    parameters.catch_sigint_signal = False
     lines: list[str] = []
     solver.log_callback = lines.append
-    if on_bound is not None:
-        solver.best_bound_callback = on_bound
+    bounds: list[float] = []
 
-    done = threading.Event()
+    def note_bound(bound: float) -> None:
+        bounds.append(bound)
+        if on_bound is not None:
+            on_bound(bound)
 
-    def stop_when_interrupted() -> None:
-        while not done.wait(0.05):
-            if clock.interrupted:
-                solver.stop_search()
-                return
-
-    watcher = threading.Thread(target=stop_when_interrupted, daemon=True)
-    watcher.start()
-    try:
-        raw = solver.solve(model, _Watcher(on_solution))
-    finally:
-        done.set()
-        watcher.join()
+    solver.best_bound_callback = note_bound
+    raw = run_interruptibly(lambda: solver.solve(model, _Watcher(on_solution)), solver.stop_search, clock)
     deterministic_s = float(solver.response_proto.deterministic_time)
     clock.spend(deterministic_s)
     if raw == cp_model.MODEL_INVALID:
         raise SolverError(f"CP-SAT refuses a parameter: {solver.solution_info()}")
-    return _outcome(solver, raw, bool(model.has_objective()), "\n".join(lines), deterministic_s)
+    text = "\n".join(lines)
+    log.debug("%s", text)
+    return _outcome(solver, raw, bool(model.has_objective()), bounds, text, deterministic_s)
 
 
 def _outcome(
     solver: cp_model.CpSolver,
     raw: cp_model.CpSolverStatus,
     has_objective: bool,
+    bounds: list[float],
     text: str,
     deterministic_s: float,
 ) -> CpSatOutcome:
@@ -181,7 +180,8 @@ def _outcome(
     if has_objective and status != "infeasible":
         if found:
             objective = round(solver.objective_value)
-        raw_bound = solver.best_objective_bound
+        # without a solution the response may hold a 0 that stands for nothing: only bounds that were announced count
+        raw_bound = solver.best_objective_bound if found else max(bounds, default=-math.inf)
         # before any bound is known CP-SAT reports one of the ends of int64
         if math.isfinite(raw_bound) and abs(raw_bound) < 2**62:
             bound = math.ceil(raw_bound - 1e-6)

@@ -8,7 +8,7 @@ from typing import TextIO
 from solver_plan.documents.certificate import Incumbency
 
 Progress = Callable[[Incumbency], None]
-"""Called, in the thread of the planner, with each better plan or bound."""
+"""Called with each better plan or bound, by the thread that found it; an exception ends the search."""
 
 
 def silent(step: Incumbency) -> None:
@@ -30,7 +30,9 @@ def terminal_progress(stream: TextIO | None = None, unit: str = "ms") -> Progres
         last = now
         objective = "no plan yet" if step.objective is None else f"plan {step.objective:.2f} {unit}"
         bound = "no bound yet" if step.bound is None else f"bound {step.bound:.2f} {unit}"
-        gap = "" if step.objective is None or step.bound is None else f"  gap {1 - step.bound / step.objective:.2%}"
+        gap = ""
+        if step.bound is not None and step.objective is not None and step.objective > 0:
+            gap = f"  gap {max(0.0, 1 - step.bound / step.objective):.2%}"
         print(f"{step.seconds:7.1f} s  {objective}  {bound}{gap}  {step.source}", file=out, flush=True)
 
     return show

@@ -1,0 +1,1 @@
+"""Benchmarks of the planners: registered cases, baselines and published figures beside them."""

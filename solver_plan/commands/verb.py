@@ -1,0 +1,93 @@
+"""What a verb is, and what verbs share: arguments, and where their output goes."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+from solver_plan.errors import OutputError
+
+if TYPE_CHECKING:
+    from solver_plan.documents import PlanDocument, ProblemDocument
+
+STANDARD_OUTPUT = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One command: its arguments and what it does, which returns the exit code."""
+
+    name: str
+    summary: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def positive(text: str) -> int:
+    """Parse a whole number of at least 1, for argparse."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= 10**12:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; a whole number of at least 1")
+    return value
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Parse a comma list of whole numbers of at least 1, for argparse."""
+    return tuple(positive(part) for part in text.split(","))
+
+
+def number(text: str) -> float:
+    """Parse a number, for argparse."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; a number") from None
+
+
+def add_out(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--out`."""
+    parser.add_argument("--out", required=True, metavar="FILE", help=f"where the {what} goes; - for standard output")
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add `--json`."""
+    parser.add_argument("--json", action="store_true", help=f"write {what} as JSON to standard output")
+
+
+def require_writable(out: str) -> None:
+    """Raise `OutputError` if `--out` cannot be written, before work is spent."""
+    from solver_plan.documents import ensure_writable
+
+    if out != STANDARD_OUTPUT:
+        ensure_writable(out)
+
+
+def write_out(document: "ProblemDocument | PlanDocument", out: str) -> None:
+    """Write a document where `--out` says. Raises `OutputError`."""
+    from solver_plan.documents import document_text, write_document
+
+    if out == STANDARD_OUTPUT:
+        write_data(document_text(document))
+    else:
+        write_document(document, out)
+
+
+def write_data(text: str) -> None:
+    """Write text to standard output, as UTF-8 whatever the locale. Raises `OutputError`."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(text.encode("utf-8"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"standard output: cannot write ({error.strerror}); choose another place") from None
+
+
+def people(data_on_standard_output: bool) -> TextIO:
+    """Return the stream for people: standard output, unless data goes there."""
+    return sys.stderr if data_on_standard_output else sys.stdout

@@ -1,0 +1,55 @@
+"""What the README tells people to type exists."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.registry import GROUPS
+from solver_plan.cli import build_parser
+from tests.conftest import PROJECT
+
+README = (PROJECT / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted(
+    set(re.findall(r"^(?:\| `)?((?:solver-plan|make|python -m benchmarks) [^`#\n]+)", README, re.MULTILINE))
+)
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 8
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_readme_exists(command: str) -> None:
+    words = shlex.split(command)
+    if words[0] == "solver-plan":
+        assert callable(build_parser().parse_args(words[1:]).run)
+    elif words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (PROJECT / "Makefile").read_text(), re.MULTILINE)
+    else:
+        assert words[3] in GROUPS
+
+
+def test_every_option_of_the_readme_exists() -> None:
+    parser = subprocess.run(
+        [sys.executable, "-m", "solver_plan", "plan", "--help"], capture_output=True, text=True, check=True, cwd=PROJECT
+    )
+    row = next(line for line in README.splitlines() if line.startswith("| `solver-plan plan"))
+    for option in re.findall(r"--[a-z-]+", row):
+        assert option in parser.stdout, option
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
+    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example is not None
+    assert len(example[1].strip().splitlines()) <= 15
+    here = f"import os, sys; sys.path.insert(0, {str(PROJECT)!r}); os.chdir({str(PROJECT)!r})\n"
+    written = str(tmp_path / "plan.json")
+    quick = example[1].replace("time_limit_s=30", "heuristic='grid'").replace("plan.json", written)
+    shown = subprocess.run([sys.executable, "-c", here + quick], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "bound" in shown.stdout
+    assert (tmp_path / "plan.json").exists()
