@@ -9,18 +9,34 @@ where the backward does every product twice (gradients of both factors). A ring 
 latency + c (t - 1) / t * s / bus rate, with c = 2 for all-reduce and 1 for the others: the alpha-beta model of Thakur,
 Rabenseifner and Gropp (2005), with bus bandwidth as NCCL's tests define it. Collectives of tensor parallelism are
 inside the times, as in a measured profile.
+
+With sequence parallelism (Korthikanti et al., MLSys 2023) an all-reduce becomes a reduce-scatter and an all-gather of
+together the same volume; the input that the backward gathers once more does so behind the product before it.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from solver_plan.documents import Bytes
 from solver_plan.errors import InputError
 from solver_plan.parallelism.problem import Cluster, LatencyLink, Operator, ParallelismProblem, Profile, Space
-from solver_plan.profiles.cluster import Arithmetic, ClusterDescription, NodeLink
-from solver_plan.profiles.description import Collective, ModelDescription, Partition
+from solver_plan.profiles.cluster import ClusterDescription, NodeLink
+from solver_plan.profiles.description import Collective, DataType, ModelDescription, Partition
 
 LARGEST_BATCH = 64
 """Larger batches of one replica gain nothing: products are at their best efficiency long before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTime:
+    """Time of one operator for one micro-batch on one device."""
+
+    forward_ms: float
+    """Without collectives."""
+    backward_ms: float
+    forward_collective_ms: float
+    """Of tensor parallelism."""
+    backward_collective_ms: float
 
 
 def profile(
@@ -81,6 +97,7 @@ def profile(
                 "take larger devices"
             )
         profiles[kind] = fitting
+    intra, inter = cluster.intra_node, cluster.inter_node
     return ParallelismProblem(
         cost_model="aceso",
         global_batch=global_batch,
@@ -90,12 +107,8 @@ def profile(
             devices_per_node=cluster.devices_per_node,
             memory_bytes_per_device=cluster.device.memory_bytes,
             memory_margin=cluster.device.memory_margin,
-            intra_node=LatencyLink(
-                latency_ms=cluster.intra_node.latency_ms, bytes_per_s=cluster.intra_node.bytes_per_s
-            ),
-            inter_node=LatencyLink(
-                latency_ms=cluster.inter_node.latency_ms, bytes_per_s=cluster.inter_node.bytes_per_s
-            ),
+            intra_node=LatencyLink(latency_ms=intra.latency_ms, bytes_per_s=intra.bytes_per_s),
+            inter_node=LatencyLink(latency_ms=inter.latency_ms, bytes_per_s=inter.bytes_per_s),
         ),
         operators=tuple(
             Operator(name=operator.name, profile=operator.kind, block_start=operator.block_start)
@@ -112,33 +125,56 @@ def profile(
             use_all_devices=True,
             recompute="operator",
         ),
-        state_bytes_per_weight_byte=description.state_bytes_per_weight_byte,
+        state_bytes_per_weight_byte=description.bytes_per_parameter.per_weight_byte,
         provenance={"source": "analytic", "description": description.name, "cluster": cluster.name},
     )
 
 
 def tensor_parallel_degrees(description: ModelDescription, cluster: ClusterDescription) -> tuple[int, ...]:
     """Return the tensor parallel degrees that the model's shapes and a node of the cluster allow, ascending."""
-    divided = description.tensor_parallel_divides
-    return tuple(
-        t for t in range(1, cluster.devices_per_node + 1) if divided % t == 0 and cluster.devices_per_node % t == 0
-    )
+    divided, node = description.tensor_parallel_divides, cluster.devices_per_node
+    return tuple(degree for degree in range(1, node + 1) if divided % degree == 0 and node % degree == 0)
 
 
-def compute_ms(
-    partition: Partition, arithmetic: Arithmetic, cluster: ClusterDescription, batch: int, tensor_parallel: int
-) -> tuple[float, float]:
-    """Return the time of forward and backward of one micro-batch on one device, without collectives."""
+def operator_time(
+    partition: Partition,
+    cluster: ClusterDescription,
+    data_type: DataType,
+    batch: int,
+    tensor_parallel: int,
+    *,
+    sequence_parallel: bool = False,
+) -> OperatorTime:
+    """Return the time of an operator for a micro-batch of `batch` samples on one replica.
+
+    Raises `InputError` if the cluster's devices have no rates for the data type or for fused attention.
+    """
     device = cluster.device
-    products = sum(arithmetic.matrix_ms(product, batch, tensor_parallel) for product in partition.products)
+    forward = backward = 0.0
+    for product in partition.products:
+        time = cluster.arithmetic(product.data_type or data_type).matrix_ms(product, batch, tensor_parallel)
+        forward += time
+        backward += 2 * time
+    if partition.attention is not None:
+        once, again = cluster.attention_arithmetic().attention_ms(partition.attention, batch, tensor_parallel)
+        forward += once
+        backward += again
     passes = partition.passes
-    forward = products + device.memory_ms(passes.forward.per_device(tensor_parallel) * batch)
-    backward = 2 * products + device.memory_ms(
-        passes.backward.per_device(tensor_parallel) * batch + passes.backward_once.per_device(tensor_parallel)
+    forward += device.memory_ms(passes.forward.per_device(tensor_parallel, sequence_parallel) * batch)
+    backward += device.memory_ms(
+        passes.backward.per_device(tensor_parallel, sequence_parallel) * batch
+        + passes.backward_once.per_device(tensor_parallel)
     )
-    return (
-        max(forward, partition.forward_kernels * device.launch_ms),
-        max(backward, partition.backward_kernels * device.launch_ms),
+    link = cluster.intra_node
+    return OperatorTime(
+        forward_ms=max(forward, partition.forward_kernels * device.launch_ms),
+        backward_ms=max(backward, partition.backward_kernels * device.launch_ms),
+        forward_collective_ms=sum(
+            collective_ms(each, link, batch, tensor_parallel) for each in partition.forward_collectives
+        ),
+        backward_collective_ms=sum(
+            collective_ms(each, link, batch, tensor_parallel) for each in partition.backward_collectives
+        ),
     )
 
 
@@ -161,20 +197,16 @@ def _profiles(
     batches: Sequence[int],
     degrees: Sequence[int],
 ) -> Iterator[Profile]:
-    arithmetic = cluster.arithmetic(description.data_type)
     for batch in batches:
         for degree in degrees:
-            forward, backward = compute_ms(partition, arithmetic, cluster, batch, degree)
-            sent = cluster.intra_node
-            forward += sum(collective_ms(each, sent, batch, degree) for each in partition.forward_collectives)
-            backward += sum(collective_ms(each, sent, batch, degree) for each in partition.backward_collectives)
+            time = operator_time(partition, cluster, description.data_type, batch, degree)
             entering = description.input_bytes if before is None else before.output.per_device(degree)
             yield Profile(
                 batch=batch,
                 tensor_parallel=degree,
                 partition=index,
-                forward_ms=forward,
-                backward_ms=backward,
+                forward_ms=time.forward_ms + time.forward_collective_ms,
+                backward_ms=time.backward_ms + time.backward_collective_ms,
                 input_bytes=entering * batch,
                 output_bytes=partition.output.per_device(degree) * batch,
                 weight_bytes=partition.weights.per_device(degree),
@@ -204,4 +236,4 @@ def _kinds_before(description: ModelDescription) -> dict[str, Partition | None]:
 
 def _least_bytes(entry: Profile, description: ModelDescription) -> Bytes:
     """Return what a stage of this operator alone needs at least."""
-    return round(entry.weight_bytes * description.state_bytes_per_weight_byte) + entry.activation_bytes
+    return round(entry.weight_bytes * description.bytes_per_parameter.per_weight_byte) + entry.activation_bytes

@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from solver_plan.documents import Bytes, Count, Milliseconds, Name, PerSecond, document, fail, parse_document
 from solver_plan.errors import DocumentError, InputError
-from solver_plan.profiles.description import DataType, MatrixProduct
+from solver_plan.profiles.description import DataType, FusedAttention, MatrixProduct
 
 Efficiency = Annotated[float, Gt(0), Le(1)]
 
@@ -63,6 +63,9 @@ class Arithmetic:
 
     peak_flops_per_s: PerSecond
     matrix_efficiency: EfficiencyTable
+    attention_forward: EfficiencyTable | None = None
+    """Of fused attention, over sequence length and width of a head; None: no such kernel."""
+    attention_backward: EfficiencyTable | None = None
 
     def matrix_ms(self, product: MatrixProduct, batch: int, tensor_parallel: int) -> float:
         """Return the time of one product of a micro-batch of `batch` samples on one of the tensor-parallel devices."""
@@ -72,6 +75,20 @@ class Arithmetic:
         rows = product.rows * batch if product.weight else product.rows
         efficiency = self.matrix_efficiency.at(rows, min(inner, columns))
         return product.flops * batch / parts / (self.peak_flops_per_s * efficiency) * 1000
+
+    def attention_ms(self, attention: FusedAttention, batch: int, tensor_parallel: int) -> tuple[float, float]:
+        """Return the time of forward and backward of fused attention on one of the tensor-parallel devices.
+
+        The backward does 2.5 times the work: it computes the scores again (Dao, FlashAttention-2, 2023, section 4.1).
+        """
+        assert self.attention_forward is not None
+        assert self.attention_backward is not None
+        flops = attention.flops * batch / tensor_parallel
+        forward = flops / (self.peak_flops_per_s * self.attention_forward.at(attention.keys, attention.head_dim))
+        backward = (
+            2.5 * flops / (self.peak_flops_per_s * self.attention_backward.at(attention.keys, attention.head_dim))
+        )
+        return forward * 1000, backward * 1000
 
 
 @document
@@ -112,6 +129,8 @@ class NodeLink:
     latency_ms: Milliseconds
     """Of a message from one device to another."""
     bytes_per_s: PerSecond
+    node_bytes_per_s: PerSecond | None = None
+    """Between nodes: rate of all adapters of a node together, which its devices share; None: of one message."""
     collectives: tuple[RingRate, ...] = ()
     """By number of devices; between two rows the smaller one counts. None: the ring runs at `bytes_per_s`."""
 
@@ -156,6 +175,16 @@ class ClusterDescription:
                 f"add [device.arithmetic.{data_type}] or choose a model of another type"
             )
         return found
+
+    def attention_arithmetic(self) -> Arithmetic:
+        """Return the 16-bit arithmetic that has fused attention. Raises `InputError` if the devices have none."""
+        for arithmetic in self.device.arithmetic.values():
+            if arithmetic.attention_forward is not None and arithmetic.attention_backward is not None:
+                return arithmetic
+        raise InputError(
+            f"cluster {self.name}: found no fused attention on {self.device.name}; "
+            "add attention_forward and attention_backward to a 16-bit type, or choose a model with eager attention"
+        )
 
 
 def ready_clusters() -> tuple[str, ...]:

@@ -8,7 +8,7 @@ is a unit that may be cut off, moved to another stage or recomputed: one torch m
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from annotated_types import Ge, Le, Len
+from annotated_types import Ge, Len
 from pydantic import model_validator
 
 from solver_plan.documents import Bytes, Count, Name, document, fail
@@ -65,11 +65,31 @@ class MatrixProduct:
     """The second factor is a weight: the rows of all samples of a micro-batch form one product."""
     split: Literal["columns", "inner", "count", "none"]
     """What is divided among tensor-parallel devices; none: every device does all of it."""
+    data_type: DataType | None = None
+    """None: the model's."""
 
     @property
     def flops(self) -> int:
         """Floating-point operations of the forward of one sample on all devices: 2 per multiply-add."""
         return 2 * self.count * self.rows * self.inner * self.columns
+
+
+@document
+class FusedAttention:
+    """Scores, softmax and context in one kernel that never writes the scores (Dao, FlashAttention-2, 2023)."""
+
+    heads: Count
+    """Of the queries; divided among tensor-parallel devices."""
+    queries: Count
+    """Of one sample."""
+    keys: Count
+    head_dim: Count
+    causal: bool
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the forward of one sample; half of them where a causal mask skips the rest."""
+        return 4 * self.heads * self.queries * self.keys * self.head_dim // (2 if self.causal else 1)
 
 
 @document
@@ -97,6 +117,7 @@ class Partition:
     """One way to spread an operator over tensor-parallel devices, and what it then costs."""
 
     products: tuple[MatrixProduct, ...] = ()
+    attention: FusedAttention | None = None
     passes: MemoryPass = MemoryPass()
     forward_kernels: Count = 1
     """Kernels that the forward launches: their launches are a floor under its time."""
@@ -123,8 +144,34 @@ class OperatorDescription:
     kind: Name
     block_start: bool = False
     """The first operator of a repeated block."""
+    shares_weights_with: Name | None = None
+    """An operator before it with the same weights (a head tied to the embedding): what `weights` says counts only where
+    the two lie on different stages, which then hold a copy each and sum their gradients."""
     partitions: Annotated[tuple[Partition, ...], Len(1)]
     """Index = the `partition` of a plan's layout."""
+
+
+@document
+class BytesPerParameter:
+    """What training holds of one parameter."""
+
+    weight: Count
+    """In training precision."""
+    gradient: Count
+    optimizer_state: Bytes
+    """Moments, and master weights where the training precision is 16 bit."""
+
+    @property
+    def per_weight_byte(self) -> float:
+        """All of it for each byte of weights."""
+        return (self.weight + self.gradient + self.optimizer_state) / self.weight
+
+
+ADAM_16_BIT = BytesPerParameter(weight=2, gradient=2, optimizer_state=12)
+"""Mixed precision (Micikevicius et al. 2018): master weights and both moments in 32 bit."""
+ADAM_16_BIT_GRADIENTS_32_BIT = BytesPerParameter(weight=2, gradient=4, optimizer_state=12)
+"""The same, gradients accumulated in 32 bit as Megatron-LM does."""
+ADAM_32_BIT = BytesPerParameter(weight=4, gradient=4, optimizer_state=8)
 
 
 @document
@@ -139,9 +186,7 @@ class ModelDescription:
     operators: Annotated[tuple[OperatorDescription, ...], Len(1)]
     tensor_parallel_divides: Count
     """A tensor parallel degree must divide this: the greatest common divisor of heads, widths and padded vocabulary."""
-    state_bytes_per_weight_byte: Annotated[float, Ge(1), Le(100)] = 8.0
-    """Weights, gradients, master weights and moments for each byte of weights: 8 for 16-bit training with Adam (2 + 2 +
-    4 + 4 + 4 bytes for each parameter of 2), 4 for 32-bit."""
+    bytes_per_parameter: BytesPerParameter = ADAM_16_BIT
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -150,6 +195,9 @@ class ModelDescription:
         for index, operator in enumerate(self.operators):
             if operator.name in names:
                 raise fail(f"operators[{index}].name", operator.name, "names are unique")
+            if operator.shares_weights_with is not None and operator.shares_weights_with not in names:
+                place = f"operators[{index}].shares_weights_with"
+                raise fail(place, operator.shares_weights_with, "weights are shared with an operator before this one")
             names.add(operator.name)
             known = kinds.setdefault(operator.kind, (operator.block_start, operator.partitions))
             if known[1] is not operator.partitions and known != (operator.block_start, operator.partitions):
@@ -168,10 +216,13 @@ class ModelDescription:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in training precision."""
-        return sum(operator.partitions[0].weights.per_device(1) for operator in self.operators)
+        """Bytes of all weights in training precision, shared ones once."""
+        owners = (operator for operator in self.operators if operator.shares_weights_with is None)
+        return sum(operator.partitions[0].weights.per_device(1) for operator in owners)
 
     @property
     def forward_flops(self) -> int:
         """Floating-point operations of the matrix products of the forward of one sample."""
-        return sum(product.flops for operator in self.operators for product in operator.partitions[0].products)
+        work = [operator.partitions[0] for operator in self.operators]
+        products = sum(product.flops for partition in work for product in partition.products)
+        return products + sum(partition.attention.flops for partition in work if partition.attention is not None)

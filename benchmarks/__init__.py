@@ -1,0 +1,1 @@
+"""Solver benchmarks, and the cost models held against reality."""
