@@ -1,10 +1,11 @@
 """Holds the `full` cost model against published training runs: `python -m benchmarks.reality`.
 
-Each run that the model can express is predicted in its own published configuration: step time uncalibrated, then with one
-factor on the speed of computation for each kind of GPU, fitted to the runs of that kind. Runs that trained must be
+Each run that the model can express is predicted in its own published configuration: step time uncalibrated, then with
+one factor on the speed of computation for each kind of GPU, fitted to the runs of that kind. Runs that trained must be
 predicted to fit their memory.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -18,9 +19,9 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as validated
 
-from benchmarks.uniform import Configuration, Prediction, Recompute, predict
+from benchmarks.uniform import Configuration, Recompute, UniformPipeline, uniform_pipeline
 from models.gpt import describe
-from models.transformer import FUSED, Transformer
+from models.transformer import FUSED, Passes, Transformer
 from solver_plan.errors import InputError
 from solver_plan.profiles.cluster import ClusterDescription, read_cluster
 from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, BytesPerParameter, DataType
@@ -35,7 +36,6 @@ CLUSTERS = {
     "H100-SXM-95GB-HBM2e": "h100_8x96gb_hbm2e",
     "H200-SXM-141GB": "h200_8x141gb",
     "B200-SXM": "b200_8x180gb",
-    "B200-SXM, power-limited": "b200_8x180gb",
 }
 PRECISIONS: dict[str, DataType] = {"fp16": "float16", "bf16": "bfloat16", "fp8": "float8"}
 SHARDING = {"none": 0, "zero1": 1, "zero2": 2, "fsdp": 3}
@@ -79,6 +79,7 @@ class PublishedRun:
     recompute_detail: str | None
     sequence_parallel: bool | None
     tp_overlap: bool | None
+    compile: bool | None
     step_time_s: float | None
     peak_mem_gib: float | None
     fits: bool | None
@@ -86,24 +87,29 @@ class PublishedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A run beside its prediction."""
+    """A run beside the pipelines that its published part leaves open; mostly one."""
 
     run: PublishedRun
     cluster: ClusterDescription
-    configuration: Configuration
-    prediction: Prediction
+    candidates: tuple[UniformPipeline, ...]
 
-    @property
-    def error(self) -> float:
+    def best(self, speed: float = 1.0) -> UniformPipeline:
+        """Return the fastest candidate, of those that fit if any does."""
+        return min(self.candidates, key=lambda each: (not self._fit(each), each.predict(speed).step_ms))
+
+    def error(self, speed: float = 1.0) -> float:
         """Relative error of the predicted step time; positive: too slow."""
         assert self.run.step_time_s is not None
-        return self.prediction.step_ms / 1e3 / self.run.step_time_s - 1
+        return self.best(speed).predict(speed).step_ms / 1e3 / self.run.step_time_s - 1
 
     @property
     def fits(self) -> bool:
         """Whether the predicted memory fits the device."""
+        return self._fit(self.best())
+
+    def _fit(self, pipeline: UniformPipeline) -> bool:
         device = self.cluster.device
-        return self.prediction.memory_bytes <= device.memory_bytes * (1 - device.memory_margin)
+        return pipeline.memory_bytes <= device.memory_bytes * (1 - device.memory_margin)
 
 
 def data_folder() -> Path:
@@ -129,7 +135,7 @@ def outside(run: PublishedRun) -> str | None:
     if run.cp > 1:
         return "context parallel"
     if run.gpu_type not in CLUSTERS:
-        return "GPU without a cluster file"
+        return "GPU whose kind or power limit is not published, or without a cluster file"
     if run.precision not in PRECISIONS:
         return "4-bit, micro-scaled or row-wise scaled precision"
     if run.source_key == "automodel":
@@ -139,31 +145,23 @@ def outside(run: PublishedRun) -> str | None:
     return None
 
 
-def compare(run: PublishedRun, speed: float = 1.0) -> Compared:
-    """Predict a run in its own configuration; what is not published is chosen for the best prediction that fits."""
+def compare(run: PublishedRun) -> Compared:
+    """Put a run beside its own configuration; what is not published stays open."""
     cluster = read_cluster(CLUSTERS[run.gpu_type])
     description = describe(_shape(run))
-    found = [
-        Compared(
-            run=run,
-            cluster=cluster,
-            configuration=configuration,
-            prediction=predict(description, cluster, configuration, speed),
-        )
-        for configuration in _configurations(run)
-    ]
-    return min(found, key=lambda each: (not each.fits, each.prediction.step_ms))
+    candidates = tuple(uniform_pipeline(description, cluster, configuration) for configuration in _configurations(run))
+    return Compared(run=run, cluster=cluster, candidates=candidates)
 
 
 def calibrate(compared: Sequence[Compared]) -> dict[str, float]:
     """Return for each kind of GPU the factor on the speed of computation that makes its median error zero."""
     factors: dict[str, float] = {}
     for gpu in sorted({each.cluster.device.name for each in compared}):
-        mine = [each.run for each in compared if each.cluster.device.name == gpu]
+        mine = [each for each in compared if each.cluster.device.name == gpu]
         low, high = 0.3, 3.0
-        for _ in range(20):
+        for _ in range(12):
             middle = (low * high) ** 0.5
-            if statistics.median(compare(run, middle).error for run in mine) > 0:
+            if statistics.median(each.error(middle) for each in mine) > 0:
                 low = middle
             else:
                 high = middle
@@ -173,36 +171,25 @@ def calibrate(compared: Sequence[Compared]) -> dict[str, float]:
 
 def report(runs: Sequence[PublishedRun]) -> Iterator[str]:
     """Return the lines of the report."""
-    inside = [run for run in runs if outside(run) is None]
-    compared = [compare(run) for run in inside]
+    compared = [compare(run) for run in runs if outside(run) is None]
     timed = [each for each in compared if each.run.step_time_s is not None]
     factors = calibrate(timed)
-    yield f"{'run':28} {'model':16} {'GPUs':>5} {'GPU':22} {'t':>2} {'p':>3} {'v':>3} {'d':>3} {'b':>3} {'N':>4}  measured s  predicted s  error  calibrated  memory GiB"
-    after: list[float] = []
-    for each in compared:
-        run, chosen = each.run, each.configuration
-        columns = (
-            f"{run.id:28} {run.model:16} {run.gpus:5} {each.cluster.device.name:22} {run.tp:2} {run.pp:3} "
-            f"{chosen.virtual_stages:3} {run.dp:3} {chosen.micro_batch:3} {chosen.micro_batches:4} "
-        )
-        if run.step_time_s is None:
-            columns += f"{'-':>11} {each.prediction.step_ms / 1e3:12.3f} {'':18}"
-        else:
-            error = compare(run, factors[each.cluster.device.name]).error
-            after.append(abs(error))
-            columns += f"{run.step_time_s:11.3f} {each.prediction.step_ms / 1e3:12.3f} {each.error:+6.1%} {error:+11.1%} "
-        measured = "" if run.peak_mem_gib is None else f" (measured {run.peak_mem_gib:.1f})"
-        fit = "fits" if each.fits else "does not fit"
-        wrong = " WRONG" if run.kind == "run" and not each.fits else ""
-        yield f"{columns} {each.prediction.memory_bytes / 2**30:7.1f} {fit}{wrong}{measured}"
-    yield ""
-    yield f"median error of {len(timed)} step times: uncalibrated {statistics.median(abs(each.error) for each in timed):.1%}"
-    yield f"with one factor a GPU kind: {statistics.median(after):.1%}; factors: " + ", ".join(
-        f"{gpu} {factor:.3f}" for gpu, factor in factors.items()
+    yield (
+        f"{'run':25} {'model':16} {'GPU':21} GPUs  t  p  v    d  b    N  measured  predicted  error  calibrated  memory"
     )
-    for gpu in factors:
-        mine = [each for each in timed if each.cluster.device.name == gpu]
-        yield f"  {gpu}: {len(mine)} runs, median error {statistics.median(abs(each.error) for each in mine):.1%}"
+    for each in compared:
+        yield _line(each, factors)
+    yield ""
+    before = [abs(each.error()) for each in timed]
+    after = [abs(each.error(factors[each.cluster.device.name])) for each in timed]
+    yield f"median error of {len(timed)} step times: {statistics.median(before):.1%} uncalibrated"
+    yield f"with one factor for each kind of GPU: {statistics.median(after):.1%}"
+    for gpu, factor in factors.items():
+        mine = [abs(each.error()) for each in timed if each.cluster.device.name == gpu]
+        then = [abs(each.error(factor)) for each in timed if each.cluster.device.name == gpu]
+        yield (
+            f"  {gpu}: {len(mine)} runs, {statistics.median(mine):.1%}; {statistics.median(then):.1%} with {factor:.3f}"
+        )
     trained = [each for each in compared if each.run.kind == "run"]
     yield f"runs that trained and are predicted not to fit: {sum(not each.fits for each in trained)} of {len(trained)}"
     failed = [each for each in compared if each.run.kind == "oom"]
@@ -210,6 +197,23 @@ def report(runs: Sequence[PublishedRun]) -> Iterator[str]:
     yield "outside:"
     for reason, count in Counter(outside(run) for run in runs if outside(run)).most_common():
         yield f"  {count:3} {reason}"
+
+
+def _line(each: Compared, factors: dict[str, float]) -> str:
+    run, best = each.run, each.best()
+    chosen, predicted_s = best.configuration, best.predict().step_ms / 1e3
+    gpu = each.cluster.device.name
+    columns = (
+        f"{run.id:25} {run.model:16} {gpu:21} {run.gpus:4} {run.tp:2} {run.pp:2} {chosen.virtual_stages:2} {run.dp:4} "
+        f"{chosen.micro_batch:2} {chosen.micro_batches:4} "
+    )
+    if run.step_time_s is None:
+        columns += f"{'-':>9} {predicted_s:10.3f} {'':18}"
+    else:
+        columns += f"{run.step_time_s:9.3f} {predicted_s:10.3f} {each.error():+6.1%} {each.error(factors[gpu]):+11.1%}"
+    measured = "" if run.peak_mem_gib is None else f" (measured {run.peak_mem_gib:.1f})"
+    wrong = " WRONG" if run.kind == "run" and not each.fits else ""
+    return f"{columns} {best.memory_bytes / 2**30:7.1f} GiB{'' if each.fits else ' does not fit'}{wrong}{measured}"
 
 
 def main() -> int:
@@ -227,7 +231,6 @@ def main() -> int:
 def _shape(run: PublishedRun) -> Transformer:
     assert run.heads is not None
     eager = run.gpu_type.startswith("A100") and run.source_key in ("korthikanti-mlsys23", "narayanan-sc21")
-    fsdp = run.sharding == "fsdp"
     return Transformer(
         name=run.model,
         layers=run.layers,
@@ -243,7 +246,7 @@ def _shape(run: PublishedRun) -> Transformer:
         tied_head=bool(run.tied_embeddings),
         dropout=eager,
         attention="eager" if eager else "flash",
-        passes=replace(FUSED, residual=(3.5, 2.5)) if eager else replace(FUSED, gradient_sum=0) if fsdp else FUSED,
+        passes=_kernels(run),
         data_type=PRECISIONS[run.precision],
         bytes_per_parameter=BytesPerParameter(weight=2, gradient=2, optimizer_state=12)
         if run.id == "bridge-verification-001"
@@ -251,33 +254,54 @@ def _shape(run: PublishedRun) -> Transformer:
     )
 
 
+MEGATRON = replace(FUSED, loss=(9.5, 3.5))
+"""Fused kernels but for the loss over the vocabulary's shards, which casts, subtracts the maximum, exponentiates, sums
+and divides one after the other: 38 bytes for each logit forward, 14 backward."""
+MEGATRON_DROPOUT = replace(MEGATRON, residual=(3.5, 2.5))
+COMPILED = replace(FUSED, gradient_sum=0)
+"""torch.compile under FSDP, whose gradients are reduced rather than summed."""
+EAGER = replace(COMPILED, norm=(12, 16), qkv=(8, 8), gated=(5, 8), loss=(9.5, 5))
+"""PyTorch without compilation: RMS normalisation and rotation as single operations in 32 bit."""
+
+
+def _kernels(run: PublishedRun) -> Passes:
+    if run.source_key == "torchtitan":
+        return COMPILED if run.compile else EAGER
+    return MEGATRON_DROPOUT if run.source_key in ("korthikanti-mlsys23", "narayanan-sc21") else MEGATRON
+
+
 def _configurations(run: PublishedRun) -> Iterator[Configuration]:
     """Yield the run's configuration, or every one that its published part leaves open."""
-    open_recompute = run.recompute is None
+    recomputes: list[tuple[Recompute, float]]
+    recomputes = [("none", 0.0), ("attention", 0.0), ("blocks", 1.0)] if run.recompute is None else [_recompute(run)]
     per_stage = run.layers // run.pp
     virtual = [run.vp] if run.vp else [v for v in range(1, per_stage + 1) if per_stage % v == 0 and run.pp > 1] or [1]
     engine = run.source_key in TRANSFORMER_ENGINE
     megatron = engine or run.source_key == "megatron-readme-h100"
-    for micro_batch in [run.micro_batch] if run.micro_batch else [1, 2, 4, 8]:
+    micro_batches = [run.micro_batch] if run.micro_batch else [1, 2, 4, 8]
+    if run.source_key == "torchtitan" and not run.micro_batch:
+        micro_batches = [run.global_batch // (run.dp * run.pp)]  # its default: as many micro-batches as stages
+    for micro_batch, stages, (recompute, share) in itertools.product(micro_batches, virtual, recomputes):
         if run.global_batch % (micro_batch * run.dp):
             continue
-        for stages in virtual:
-            for recompute, share in [("none", 0.0), ("attention", 0.0), ("blocks", 1.0)] if open_recompute else [_recompute(run)]:
-                yield Configuration(
-                    tensor_parallel=run.tp,
-                    pipeline=run.pp,
-                    virtual_stages=stages,
-                    data_parallel=run.dp,
-                    micro_batch=micro_batch,
-                    micro_batches=run.global_batch // (micro_batch * run.dp),
-                    sequence_parallel=bool(run.sequence_parallel),
-                    tensor_parallel_overlap=engine if run.tp_overlap is None else run.tp_overlap,
-                    transfer_overlap=megatron and stages > 1,
-                    reduction_overlap=run.source_key not in ("korthikanti-mlsys23", "narayanan-sc21"),
-                    sharding=SHARDING[run.sharding],
-                    recompute=recompute,  # type: ignore[arg-type]
-                    recomputed_share=share,
-                )
+        count = run.global_batch // (micro_batch * run.dp)
+        if stages > 1 and count % run.pp and run.vp is None:
+            continue  # interleaving takes micro-batches in groups of the pipeline's size
+        yield Configuration(
+            tensor_parallel=run.tp,
+            pipeline=run.pp,
+            virtual_stages=stages,
+            data_parallel=run.dp,
+            micro_batch=micro_batch,
+            micro_batches=count,
+            sequence_parallel=bool(run.sequence_parallel),
+            tensor_parallel_overlap=engine if run.tp_overlap is None else run.tp_overlap,
+            transfer_overlap=megatron and stages > 1,
+            reduction_overlap=run.source_key not in ("korthikanti-mlsys23", "narayanan-sc21"),
+            sharding=SHARDING[run.sharding],
+            recompute=recompute,
+            recomputed_share=share,
+        )
 
 
 def _recompute(run: PublishedRun) -> tuple[Recompute, float]:

@@ -1,11 +1,11 @@
-"""Predicts a uniform configuration under the `full` cost model: the same degrees for every stage, as published runs have.
+"""Predicts a uniform configuration under the `full` cost model: equal degrees for every stage, as published runs have.
 
-The planner's own evaluation takes the same formulas from `solver_plan.parallelism.costs.full`; what stands here only sums
-the operators of a description into stages.
+The planner's own evaluation takes the same formulas from `solver_plan.parallelism.costs.full`; what stands here only
+sums the operators of a description into stages.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from solver_plan.parallelism.costs.full import (
@@ -58,8 +58,6 @@ class Prediction:
     step_ms: float
     memory_bytes: float
     """Of the fullest device."""
-    compute_ms: float
-    """Of the slowest stage: products, attention and element-wise kernels of all micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +80,53 @@ class _Totals:
         )
 
 
-def predict(
-    description: ModelDescription, cluster: ClusterDescription, configuration: Configuration, speed: float = 1.0
-) -> Prediction:
-    """Return step time and memory of a uniform configuration; computation runs `speed` times as fast as the tables say."""
+@dataclass(frozen=True, kw_only=True)
+class UniformPipeline:
+    """A uniform configuration with its operators summed into stages."""
+
+    configuration: Configuration
+    stages: tuple[StageWork, ...]
+    memory_bytes: float
+    memory_bytes_per_s: float
+    shared_ms: float
+
+    def predict(self, speed: float = 1.0) -> Prediction:
+        """Return step time and memory; forward and backward run `speed` times as fast as the tables say."""
+        step = iteration_ms(
+            [
+                replace(stage, forward_ms=stage.forward_ms / speed, backward_ms=stage.backward_ms / speed)
+                for stage in self.stages
+            ],
+            self.configuration.micro_batches,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            virtual_stages=self.configuration.virtual_stages,
+            overlapped=self.configuration.reduction_overlap,
+            shared_ms=self.shared_ms,
+        )
+        return Prediction(step_ms=step, memory_bytes=self.memory_bytes)
+
+
+def uniform_pipeline(
+    description: ModelDescription, cluster: ClusterDescription, configuration: Configuration
+) -> UniformPipeline:
+    """Sum the operators of a description into the stages of a uniform configuration."""
     pipeline, virtual = configuration.pipeline, configuration.virtual_stages
     parts = list(_parts(description, pipeline * virtual))
     prices: dict[str, _Totals] = {}
-    stages: list[_Totals] = []
+    totals: list[_Totals] = []
     for device in range(pipeline):
         total = _Totals()
         for part in parts[device::pipeline]:
             total += _part_totals(description, cluster, configuration, part, prices)
-        stages.append(total)
+        totals.append(total)
     per_parameter = description.bytes_per_parameter
+    device_rate = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
     replicas = _replica_ring(cluster, configuration)
-    transfer = _transfer_ms(description, cluster, configuration)
-    work = [
+    stages = tuple(
         StageWork(
-            forward_ms=total.forward_ms / speed,
-            backward_ms=total.backward_ms / speed,
-            transfer_ms=transfer,
+            forward_ms=total.forward_ms,
+            backward_ms=total.backward_ms,
+            transfer_ms=_transfer_ms(description, cluster, configuration),
             weight_bytes=total.weight_bytes,
             gradient_bytes=total.weight_bytes / per_parameter.weight * per_parameter.gradient,
             optimizer_state_bytes=total.weight_bytes / per_parameter.weight * per_parameter.optimizer_state,
@@ -110,16 +134,7 @@ def predict(
             sharding=configuration.sharding,
             pieces=max(1, sum(operator.block_start for part in parts[device::pipeline] for operator in part)),
         )
-        for device, total in enumerate(stages)
-    ]
-    device_rate = cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency
-    step = iteration_ms(
-        work,
-        configuration.micro_batches,
-        memory_bytes_per_s=device_rate,
-        virtual_stages=virtual,
-        overlapped=configuration.reduction_overlap,
-        shared_ms=_shared_ms(description, cluster, configuration),
+        for device, total in enumerate(totals)
     )
     memory = max(
         memory_bytes(
@@ -129,16 +144,22 @@ def predict(
             total.peak_bytes,
             total.workspace_bytes,
         )
-        for index, (stage, total) in enumerate(zip(work, stages, strict=True))
+        for index, (stage, total) in enumerate(zip(stages, totals, strict=True))
     )
-    compute = configuration.micro_batches * max(stage.forward_ms + stage.backward_ms for stage in work)
-    return Prediction(step_ms=step, memory_bytes=memory, compute_ms=compute)
+    return UniformPipeline(
+        configuration=configuration,
+        stages=stages,
+        memory_bytes=memory,
+        memory_bytes_per_s=device_rate,
+        shared_ms=_shared_ms(description, cluster, configuration),
+    )
 
 
 def _parts(description: ModelDescription, count: int) -> Iterator[tuple[OperatorDescription, ...]]:
     """Cut the chain at block starts into parts of equally many blocks.
 
-    Where blocks do not divide, what stands before and behind them counts as a block each, and earlier parts take one more.
+    Where blocks do not divide, what stands before and behind them counts as a block each, and earlier parts take one
+    more.
     """
     blocks: list[list[OperatorDescription]] = []
     for operator in description.operators:
@@ -201,10 +222,10 @@ def _operator_totals(
     batch, degree = configuration.micro_batch, configuration.tensor_parallel
     sequence_parallel = configuration.sequence_parallel and degree > 1
     partition = operator.partitions[0]
-    time = operator_time(
-        partition, cluster, description.data_type, batch, degree, sequence_parallel=sequence_parallel
+    time = operator_time(partition, cluster, description.data_type, batch, degree, sequence_parallel=sequence_parallel)
+    exposed = (
+        1 / degree if configuration.tensor_parallel_overlap and operator.kind not in ("embedding", "head") else 1.0
     )
-    exposed = 1 / degree if configuration.tensor_parallel_overlap and operator.kind not in ("embedding", "head") else 1.0
     return _Totals(
         forward_ms=time.forward_ms + exposed * time.forward_collective_ms,
         backward_ms=time.backward_ms + exposed * time.backward_collective_ms,
@@ -253,9 +274,7 @@ def _block_totals(
 
 def _replica_ring(cluster: ClusterDescription, configuration: Configuration) -> Ring:
     row = cluster.intra_node.ring(cluster.devices_per_node)
-    inside = Ring(
-        devices=configuration.data_parallel, latency_ms=row.latency_ms, bus_bytes_per_s=row.bus_bytes_per_s
-    )
+    inside = Ring(devices=configuration.data_parallel, latency_ms=row.latency_ms, bus_bytes_per_s=row.bus_bytes_per_s)
     members = max(1, cluster.devices_per_node // configuration.tensor_parallel)
     return ring_between_nodes(
         configuration.data_parallel,

@@ -1,4 +1,4 @@
-"""Llama 3: grouped-query attention, gated MLP, RMS normalisation, rotary positions, flash attention, bfloat16 with Adam.
+"""Llama 3: grouped-query attention, gated MLP, RMS normalisation, rotary positions, flash attention, bfloat16, Adam.
 
 Sizes: Grattafiori et al., "The Llama 3 Herd of Models" (2024), table 3; vocabulary 128256, sequence length 8192.
 """
@@ -27,7 +27,9 @@ def llama3_405b() -> ModelDescription:
 def tiny() -> ModelDescription:
     """Two layers of 64, for tests."""
     return describe(
-        llama("llama-tiny", layers=2, hidden=64, heads=4, key_value_heads=2, feed_forward=128, sequence=32, vocabulary=128)
+        llama(
+            "llama-tiny", layers=2, hidden=64, heads=4, key_value_heads=2, feed_forward=128, sequence=32, vocabulary=128
+        )
     )
 
 

@@ -5,20 +5,20 @@ Given     f_i, b_i: forward and backward of one micro-batch, all virtual stages 
           inside, recomputation inside b_i; x_i: transfers that stay exposed; W, G, O: bytes of weights, gradients and
           optimizer state of one device before sharding
 
-Collective  c (n - 1) / n * s / rate + latency, c = 2 for all-reduce, 1 for all-gather and reduce-scatter   → Ring
+Collective  c (n - 1) / n * s / rate + latency, c = 2 for all-reduce, 1 for all-gather and reduce-scatter → Ring
 Sharding    z = 0: all-reduce of G            z = 1: reduce-scatter of G, all-gather of W, once an iteration
             z = 2: reduce-scatter of G in every micro-batch, all-gather of W once an iteration
-            z = 3: reduce-scatter of G and two all-gathers of W in every micro-batch                        → traffic
+            z = 3: reduce-scatter of G and two all-gathers of W in every micro-batch                      → traffic
 Overlap     communication C in k equal pieces behind computation B in k equal pieces:
-            exposed = max(C / k, C - B (k - 1) / k), and what is hidden slows the computation by a share    → exposed_ms
-Pipeline    1F1B: max_i ( N t_i + sum_{j != i} t_j / v ), t_i = f_i + b_i + x_i                              → pipeline_ms
+            exposed = max(C / k, C - B (k - 1) / k); what is hidden slows the computation by a share      → exposed_ms
+Pipeline    1F1B: max_i ( N t_i + sum_{j != i} t_j / v ), t_i = f_i + b_i + x_i                            → pipeline_ms
             (Narayanan et al., SC 2021, sections 2.2 and 4.1 for equal stages)
-Bound       every schedule: max_i ( sum_{j < i} f_j / v + N (f_i + b_i) + sum_{j < i} b_j / v )             → bound_ms
+Bound       every schedule: max_i ( sum_{j < i} f_j / v + N (f_i + b_i) + sum_{j < i} b_j / v )           → bound_ms
 Iteration   max_i (end of the last backward of i + exposed reduction_i) + shared weights + optimizer step
-            + exposed all-gather of weights                                                                 → iteration_ms
-In flight   1F1B: min(N, p - i); interleaved: min(N, (2 (p - 1 - i) + (v - 1) p + 1) / v)                   → in_flight
-Memory      W / (d if z = 3) + G / (d if z >= 2) + O / (d if z >= 1) + in flight * kept + peak + workspace   → memory_bytes
-            (Rajbhandari et al., ZeRO, SC 2020)
+            + exposed all-gather of weights                                                               → iteration_ms
+In flight   1F1B: min(N, p - i); interleaved: min(N, (2 (p - 1 - i) + (v - 1) p + 1) / v)                 → in_flight
+Memory      W / (d if z = 3) + G / (d if z >= 2) + O / (d if z >= 1)                                      → state_bytes
+            + in flight * kept + peak + workspace (Rajbhandari et al., ZeRO, SC 2020)                     → memory_bytes
 """
 
 from collections.abc import Sequence
@@ -54,8 +54,8 @@ def ring_between_nodes(
 ) -> Ring:
     """Return the ring over devices of several nodes, while every other device of the nodes runs a ring of its own.
 
-    A ring has the adapters of its own members: the share members_per_node / devices_per_node of the node's rate. It never
-    runs faster than inside a node.
+    A ring has the adapters of its own members: the share members_per_node / devices_per_node of the node's rate. It
+    never runs faster than inside a node.
     """
     nodes = -(-devices // members_per_node)
     if nodes <= 1:
@@ -160,7 +160,10 @@ def bound_ms(
 
 
 def optimizer_ms(stage: StageWork, memory_bytes_per_s: float) -> float:
-    """Return the time of the optimizer step, bound by memory: gradients read twice (norm and step), state read and written."""
+    """Return the time of the optimizer step, bound by memory.
+
+    Gradients are read twice (norm, step), the state is read and written, the weights are written.
+    """
     shards = stage.replicas.devices if stage.sharding >= 1 else 1
     moved = (2 * stage.gradient_bytes + 2 * stage.optimizer_state_bytes + stage.weight_bytes) / shards
     return moved / memory_bytes_per_s * 1e3
@@ -218,9 +221,16 @@ def in_flight(stages: int, stage: int, micro_batches: int, virtual_stages: int =
 
 
 def state_bytes(stage: StageWork) -> float:
-    """Return the bytes of weights, gradients and optimizer state on one device; sharded weights are gathered piecewise."""
+    """Return the bytes of weights, gradients and optimizer state on one device.
+
+    Of sharded weights two pieces are gathered at a time: the one in use and the next.
+    """
     shards = stage.replicas.devices
-    weights = stage.weight_bytes / shards + 2 * stage.weight_bytes / stage.pieces if stage.sharding == 3 else stage.weight_bytes
+    weights = (
+        stage.weight_bytes / shards + 2 * stage.weight_bytes / stage.pieces
+        if stage.sharding == 3
+        else stage.weight_bytes
+    )
     gradients = stage.gradient_bytes / (shards if stage.sharding >= 2 else 1)
     return weights + gradients + stage.optimizer_state_bytes / (shards if stage.sharding >= 1 else 1)
 
