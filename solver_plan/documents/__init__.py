@@ -13,7 +13,7 @@ from solver_plan.documents.fields import (
     document,
 )
 from solver_plan.documents.frame import PlanDocument, ProblemDocument, fail
-from solver_plan.documents.reading import digest_of, parse_json, read_document, require_same_problem
+from solver_plan.documents.reading import digest_of, parse_document, parse_json, read_document, require_same_problem
 from solver_plan.documents.writing import certificate_text, document_text, ensure_writable, write_document, write_text
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "document_text",
     "ensure_writable",
     "fail",
+    "parse_document",
     "parse_json",
     "read_document",
     "require_same_problem",

@@ -27,6 +27,7 @@ _DIGEST = "_digest_of_file"
 _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half a character; a pair of them is whole."""
 
+DataT = TypeVar("DataT")
 DocumentT = TypeVar("DocumentT", bound=ProblemDocument | PlanDocument)
 
 
@@ -148,14 +149,18 @@ def read_document(path: str | Path, kinds: Mapping[str, type[DocumentT]], expect
         value = parsed[key]
         if isinstance(value, bool) or not isinstance(value, str | int) or value not in right:
             raise DocumentError(file, key, short(value), f"this reader knows {_alternatives(right)}")
-    cls = kinds[str(parsed["kind"])]
-    try:
-        document: DocumentT = TypeAdapter(cls).validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)
-        raise _document_error(file, parsed, first[0], len(first)) from None
+    document = parse_document(text, file, kinds[str(parsed["kind"])])
     object.__setattr__(document, _DIGEST, _digest(parsed))
     return document
+
+
+def parse_document(text: str, file: str, cls: type[DataT]) -> DataT:
+    """Validate JSON text as a class made by `@document`; `file` names it in messages. Raises `DocumentError`."""
+    try:
+        return TypeAdapter(cls).validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)
+        raise _document_error(file, parse_json(text, file), first[0], len(first)) from None
 
 
 def digest_of(document: ProblemDocument | PlanDocument) -> str:
