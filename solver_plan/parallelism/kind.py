@@ -1,7 +1,7 @@
 """The parallelism kind: what the command line and the benchmarks call."""
 
 from solver_plan.kinds import Wing
-from solver_plan.parallelism.check import check
+from solver_plan.parallelism.check import check, evaluate_checked
 from solver_plan.parallelism.describe import describe, describe_simulation
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.planner import HEURISTICS, Planner
@@ -23,6 +23,7 @@ PARALLELISM = Wing(
     heuristics=HEURISTICS,
     planner=_plan,
     checker=check,
+    evaluator=lambda problem, plan: evaluate_checked(problem, plan).iteration_ms,
     describer=describe,
     simulator=lambda problem, plan: describe_simulation(simulate(problem, plan)),
 )

@@ -206,7 +206,7 @@ class StageGraph:
         placements = [u for u in self._placements(devices) if np.isfinite(maximum[:, u]).any()]
         if not placements:
             return
-        alive = np.isfinite(maximum[:, placements]).any(axis=1)
+        alive: Bools = np.asarray(np.isfinite(maximum[:, placements]).any(axis=1))
         candidates = np.flatnonzero(alive[table.spans.end])
         recompute = np.full(len(table.spans.end), np.inf)
         recompute[candidates] = self._variable_part(table, s, candidates)
