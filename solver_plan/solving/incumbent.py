@@ -47,7 +47,9 @@ class Incumbent(Generic[PlanT]):
         try:
             objective = self._evaluate(plan)
         except InvalidPlanError as error:
-            log.debug("a plan of %s is not valid and was dropped: %s", source, error)
+            # heuristics enumerate plans that may not fit; a solver's plan that does not is worth a look
+            level = logging.DEBUG if source.startswith("heuristic:") else logging.WARNING
+            log.log(level, "a plan of %s is not valid and was dropped: %s", source, error)
             return False
         with self._lock:
             if self.objective is not None and objective >= self.objective:
