@@ -91,10 +91,10 @@ def solve_cp_sat(
     workers
         Solver workers; None: the budget's.
     on_solution
-        Called with a function from variable to value at each better solution, in a solver thread. What it raises ends
-        the search and is raised here.
+        Called with a function from variable to value at each better solution, in a solver thread; with several workers
+        in deterministic mode once, with the best. What it raises ends the search and is raised here.
     on_bound
-        Called with each better bound, in the model's unit, in a solver thread.
+        The same with each better bound, in the model's unit.
     fix_to_hint
         Solve with every variable fixed to its hinted value: infeasible if the hint is (for tests of hints).
 
@@ -142,14 +142,21 @@ def solve_cp_sat(
     lines: list[str] = []
     solver.log_callback = lines.append
     bounds: list[float] = []
+    # interleaved workers end the same way every time, but tell of more or fewer solutions on the way
+    tell_at_end = budget.deterministic and parameters.num_workers > 1
 
     def note_bound(bound: float) -> None:
         bounds.append(bound)
-        if on_bound is not None:
+        if on_bound is not None and not tell_at_end:
             on_bound(bound)
 
     solver.best_bound_callback = note_bound
-    raw = run_interruptibly(lambda: solver.solve(model, _Watcher(on_solution)), solver.stop_search, clock)
+    watch = _Watcher(None if tell_at_end else on_solution)
+    raw = run_interruptibly(lambda: solver.solve(model, watch), solver.stop_search, clock)
+    if tell_at_end and on_solution is not None and raw in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        on_solution(solver.value)
+    if tell_at_end and on_bound is not None and bounds:
+        on_bound(max(bounds))
     deterministic_s = float(solver.response_proto.deterministic_time)
     clock.spend(deterministic_s)
     if raw == cp_model.MODEL_INVALID:
