@@ -13,7 +13,8 @@ import numpy as np
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.recomputation.stages import ChainShape, StageRecomputation
+from solver_plan.parallelism.recomputation.shape import ChainShape
+from solver_plan.parallelism.recomputation.stages import StageRecomputation
 from solver_plan.parallelism.stage_graph import Arcs, Integers, StageGraph, _ChoiceTable
 
 MEGABYTE = 2**20

@@ -32,6 +32,10 @@ class SizedArcs:
     graph: StageGraph
     arcs: Arcs
 
+    def fitting(self) -> "SizedArcs":
+        """Return the arcs that fit."""
+        return SizedArcs(self.graph, self.arcs.select(np.flatnonzero(np.isfinite(self.arcs.time_ms))))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PipelineModel:

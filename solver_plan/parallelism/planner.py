@@ -11,6 +11,7 @@ the incumbent, and a micro-batch size that was not looked at yet counts with its
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +29,8 @@ from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.recomputation.stages import ChainShape, StageRecomputation, chain_shape
+from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
+from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
 from solver_plan.solving import Budget, Clock, Incumbent, Planned, Progress, silent, solve_cp_sat
 from solver_plan.solving.cp_sat import cp_sat_version
@@ -46,21 +48,27 @@ EVALUATION_COST_S = 0.002
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
 """While no plan is known: cutoffs tried, as multiples of the work bound."""
 
+StageKey = tuple[int, int, int, int]
+"""(choice, first, end, behind)."""
+
 
 @dataclass(slots=True)
 class _Size:
     """What is known of one micro-batch size."""
 
     batch: MicroBatch
-    recomputations: tuple[StageRecomputation, ...]
+    lower: tuple[StageRecomputation, ...]
+    upper: tuple[StageRecomputation, ...]
     work_bound_ms: float
     """Every pipeline of this size takes at least so long, from the work alone."""
     bound_ms: float = 0.0
     """Every pipeline of this size takes at least so long."""
     graph: StageGraph | None = None
     arcs: Arcs | None = None
-    exact: dict[tuple[int, int, int, int], tuple[float, tuple[bool, ...]]] = field(default_factory=dict)
-    """Least recomputation by (choice, first, end, behind); infinite: never fits."""
+    least: dict[StageKey, tuple[float, tuple[bool, ...]]] = field(default_factory=dict)
+    """Lower bound on the recomputation of a stage, exact but for what reaches across pieces; infinite: never fits."""
+    found: dict[StageKey, tuple[float, tuple[bool, ...]]] = field(default_factory=dict)
+    """Recomputation of a stage that really fits; infinite: none was found."""
 
 
 class Planner:
@@ -113,8 +121,9 @@ class Planner:
         for size in micro_batch_sizes(self.problem):
             batch = micro_batch(self.problem, size)
             if batch.choices:
-                recomputations = tuple(StageRecomputation(self._shape, costs) for costs in batch.choices)
-                entry = _Size(batch, recomputations, 0.0)
+                lower = tuple(StageRecomputation(self._shape, costs, Side.LOWER) for costs in batch.choices)
+                upper = tuple(StageRecomputation(self._shape, costs, Side.UPPER) for costs in batch.choices)
+                entry = _Size(batch, lower, upper, 0.0)
                 entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
                 sizes.append(entry)
         if not sizes:
@@ -144,7 +153,7 @@ class Planner:
     # -- stage graphs -------------------------------------------------------------------------------------------
 
     def _graph(self, size: _Size, cutoff_ms: float, cuts: Bools) -> StageGraph:
-        return StageGraph(self.problem, self._shape, size.batch, size.recomputations, cutoff_ms, cuts)
+        return StageGraph(self.problem, self._shape, size.batch, size.lower, cutoff_ms, cuts)
 
     def _coarse(self, sizes: list[_Size]) -> None:
         """Look for good plans whose stages begin at block starts."""
@@ -196,14 +205,14 @@ class Planner:
             self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
 
     def _descend(self, size: _Size, graph: StageGraph, arcs: Arcs, patience: int) -> Arcs:
-        """Evaluate best paths exactly until one is exact all along, or `patience` paths brought no better plan."""
+        """Evaluate best paths until one is exact all along, or `patience` paths brought no better plan."""
         failures = 0
         while failures < patience and len(arcs) and not self.clock.expired:
             path = best_path(graph, arcs)
             if not path:
                 return arcs
             before = arcs.recompute_ms[path].copy()
-            arcs = self._make_exact(size, graph, arcs, path)
+            arcs = self._least(size, graph, arcs, path)
             better = bool(np.isfinite(arcs.recompute_ms[path]).all()) and self._offer(size, graph, arcs, path)
             failures = 0 if better else failures + 1
             if np.array_equal(before, arcs.recompute_ms[path]):
@@ -212,57 +221,70 @@ class Planner:
         return arcs
 
     def _complete(self, size: _Size, graph: StageGraph, arcs: Arcs) -> Arcs:
-        """Make every arc exact, the most promising first, pruning on the way."""
+        """Find the least recomputation of every arc, the most promising first, pruning on the way."""
         batch = 64
-        done: set[tuple[int, int, int, int]] = set()
+        done: set[StageKey] = set()
         while len(arcs) and not self.clock.expired:
             keys = _keys(arcs)
-            value = graph.through(arcs)
-            order = np.argsort(value, kind="stable")
+            order = np.argsort(graph.through(arcs), kind="stable")
             pending = [int(index) for index in order if keys[index] not in done][:batch]
             if not pending:
                 break
-            arcs = self._make_exact(size, graph, arcs, pending)
+            arcs = self._least(size, graph, arcs, pending)
             done.update(keys[index] for index in pending)
             path = best_path(graph, arcs)
-            if path and all(key in done for key in (keys[index] for index in path)):
+            if path and all(keys[index] in done for index in path):
                 self._offer(size, graph, arcs, path)
             arcs = graph.prune(arcs, self._cutoff() * (1 + AGREEMENT))
             batch = min(batch * 2, 1024)
         return arcs
 
-    def _make_exact(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: list[int]) -> Arcs:
-        """Return the arcs with the exact recomputation of those at `indices`, and of all arcs of the same stages."""
+    def _least(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: list[int]) -> Arcs:
+        """Return the arcs with the least recomputation of those at `indices`, and of all arcs of the same stages."""
         keys = _keys(arcs)
         wanted = {}
         for index in indices:
             key = keys[index]
-            if key not in size.exact:
+            if key not in size.least:
                 self.clock.spend(STAGE_COST_S)
                 choice, first, end, behind = key
-                need = graph.need_bytes(arcs, index)
-                found = size.recomputations[choice].cheapest(first, end, need, behind)
-                size.exact[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
-            wanted[key] = size.exact[key][0]
+                found = size.lower[choice].cheapest(first, end, graph.need_bytes(arcs, index), behind)
+                size.least[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
+            wanted[key] = size.least[key][0]
         recompute: Floats = arcs.recompute_ms.copy()
         for index, key in enumerate(keys):
             if key in wanted:
                 recompute[index] = wanted[key]
         return arcs.with_recompute(recompute)
 
+    def _real(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: Sequence[int]) -> Floats:
+        """Return, for the arcs at `indices`, a recomputation that really fits; infinite where none was found."""
+        keys = _keys(arcs)
+        for index in indices:
+            key = keys[index]
+            if key not in size.found:
+                choice, first, end, behind = key
+                need = graph.need_bytes(arcs, index)
+                least_ms, marks = size.least[key]
+                if np.isfinite(least_ms) and not size.upper[choice].fits(first, end, need, behind, marks):
+                    self.clock.spend(STAGE_COST_S)
+                    found = size.upper[choice].cheapest(first, end, need, behind)
+                    least_ms, marks = (np.inf, ()) if found is None else (found.time_ms, found.marks)
+                size.found[key] = (least_ms, marks)
+        return np.array([size.found[keys[index]][0] for index in indices])
+
     def _offer(
         self, size: _Size, graph: StageGraph, arcs: Arcs, path: list[int], source: str = "heuristic:stage-graph"
     ) -> bool:
-        return self.incumbent.offer(self._plan_of(size, arcs, path), source)
-
-    def _plan_of(self, size: _Size, arcs: Arcs, path: list[int]) -> ParallelismPlan:
+        """Offer the pipeline of a path; its stages have their least recomputation."""
+        if not np.isfinite(self._real(size, graph, arcs, path)).all():
+            return False
         keys = _keys(arcs)
-        stages = []
-        for index in path:
-            choice, first, end, _ = keys[index]
-            marks = size.exact[keys[index]][1]
-            stages.append(DraftStage(first, end, size.batch.choices[choice].choice, marks))
-        return draft_plan(self.problem, size.batch.size, stages)
+        stages = [
+            DraftStage(first, end, size.batch.choices[choice].choice, size.found[choice, first, end, behind][1])
+            for choice, first, end, behind in (keys[index] for index in path)
+        ]
+        return self.incumbent.offer(draft_plan(self.problem, size.batch.size, stages), source)
 
     # -- constraint program -------------------------------------------------------------------------------------
 
@@ -281,51 +303,55 @@ class Planner:
             self._raise_bound(sizes)
             return
         others = min((size.bound_ms for size in sizes if size not in left), default=np.inf)
-        program = build(
-            [SizedArcs(s.graph, s.arcs) for s in left if s.graph is not None and s.arcs is not None], objective
-        )
+        relaxed = [
+            SizedArcs(size.graph, size.arcs) for size in left if size.graph is not None and size.arcs is not None
+        ]
+        real = [
+            SizedArcs(one.graph, one.arcs.with_recompute(self._real(size, one.graph, one.arcs, range(len(one.arcs)))))
+            for size, one in zip(left, relaxed, strict=True)
+        ]
+        self._solve(left, relaxed, min(objective, others))
+        if any(
+            not np.array_equal(a.arcs.recompute_ms, b.arcs.recompute_ms) for a, b in zip(relaxed, real, strict=True)
+        ):
+            fitting = [one.fitting() for one in real]
+            kept = [(size, one) for size, one in zip(left, fitting, strict=True) if len(one.arcs)]
+            if kept and not self.clock.expired and not self.incumbent.closed:
+                self._solve([size for size, _ in kept], [one for _, one in kept], None)
+        self._raise_bound(sizes)
+
+    def _solve(self, sizes: list[_Size], arcs: list[SizedArcs], cap_ms: float | None) -> None:
+        """Solve the program over some arcs; up to `cap_ms` its bound holds for the whole space (None: not at all)."""
+        assert self.incumbent.objective is not None
+        program = build(arcs, self.incumbent.objective)
 
         def take_bound(ticks: float) -> None:
-            self.incumbent.raise_bound(min(ticks * program.tick_ms, objective, others), "cp-sat")
+            if cap_ms is not None:
+                self.incumbent.raise_bound(min(ticks * program.tick_ms, cap_ms), "cp-sat")
 
-        outcome = solve_cp_sat(
-            program.model,
-            self.clock,
-            hint=self._hint(program, left),
-            on_bound=take_bound,
-        )
-        if outcome.values is not None:
-            for number, size in enumerate(left):
-                assert size.arcs is not None
-                assert size.graph is not None
-                path = [i for i, variable in enumerate(program.chosen[number]) if outcome.values(variable)]
-                if path:
-                    path.sort(key=lambda index: -int(size.arcs.behind[index]))  # type: ignore[union-attr]
-                    self._offer(size, size.graph, size.arcs, path, "cp-sat")
+        outcome = solve_cp_sat(program.model, self.clock, hint=self._hint(program, arcs), on_bound=take_bound)
         if outcome.bound is not None:
             take_bound(outcome.bound)
-        log.info(
-            "CP-SAT: %s, %d arcs, hint feasible: %s",
-            outcome.status,
-            sum(map(len, program.chosen)),
-            outcome.hint_was_feasible,
-        )
+        if outcome.values is not None:
+            for number, (size, one) in enumerate(zip(sizes, arcs, strict=True)):
+                path = [i for i, variable in enumerate(program.chosen[number]) if outcome.values(variable)]
+                if path:
+                    path = [path[at] for at in np.argsort(-one.arcs.behind[path], kind="stable")]
+                    self._offer(size, one.graph, one.arcs, path, "cp-sat")
+        log.info("CP-SAT: %s, %d stages", outcome.status, sum(len(one.arcs) for one in arcs))
 
-    def _hint(self, program: PipelineModel, left: list[_Size]) -> dict[cp_model.IntVar, int] | None:
-        """Return the best path of the sizes that are left as a complete hint."""
+    def _hint(self, program: PipelineModel, arcs: list[SizedArcs]) -> dict[cp_model.IntVar, int] | None:
+        """Return the best path found as a complete hint."""
         best: tuple[float, int, list[int]] | None = None
-        for number, size in enumerate(left):
-            assert size.graph is not None
-            assert size.arcs is not None
-            path = best_path(size.graph, size.arcs)
+        for number, one in enumerate(arcs):
+            path = best_path(one.graph, one.arcs)
             if path:
-                time = size.arcs.time_ms[path]
-                objective = float((size.batch.count - 1) * time.max() + time.sum())
-                if best is None or objective < best[0]:
-                    best = (objective, number, path)
+                value = one.graph.objective(one.arcs.time_ms[path])
+                if best is None or value < best[0]:
+                    best = (value, number, path)
         return None if best is None else hint_of(program, best[1], best[2])
 
 
-def _keys(arcs: Arcs) -> list[tuple[int, int, int, int]]:
-    """Return (choice, first, end, behind) of each arc: what its recomputation depends on."""
+def _keys(arcs: Arcs) -> list[StageKey]:
+    """Return what the recomputation of each arc depends on."""
     return list(zip(arcs.choice.tolist(), arcs.first.tolist(), arcs.end.tolist(), arcs.behind.tolist(), strict=True))

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.recomputation.stages import ChainShape, StageRecomputation
+from solver_plan.parallelism.recomputation.shape import ChainShape
+from solver_plan.parallelism.recomputation.stages import StageRecomputation
 from solver_plan.parallelism.stage_table import RecomputationBound, Spans, spans
 
 Integers = NDArray[np.int64]

@@ -115,13 +115,13 @@ class RecomputationBound:
         block_of = self._recomputation.shape.block_of
         row_of = np.full(len(self.spans.first), -1, dtype=np.int64)
         rows: list[Floats] = []
-        known: dict[bytes, int] = {}
+        known: dict[tuple[bytes, bytes], int] = {}
         for one in np.flatnonzero(block_of[self.spans.first] == block_of[self.spans.end - 1]):
             piece = (int(self.spans.first[one]), int(self.spans.end[one]))
-            key = self._recomputation.shape.classes[piece[0] : piece[1]].tobytes()
+            key = self._recomputation.shape.key(*piece)
             if key not in known:
                 known[key] = len(rows)
-                rows.append(self._recomputation.price_table(piece, True)[highest][:, at])
+                rows.append(self._recomputation.price_table(piece, False, True)[highest][:, at])
             row_of[one] = known[key]
         return np.stack(rows) if rows else np.empty((0, len(highest), len(at))), row_of
 
@@ -150,15 +150,18 @@ class RecomputationBound:
         shape = self._recomputation.shape
         count = len(shape.classes)
         heads = np.stack(
-            [self._recomputation.most_saved((a, shape.blocks[shape.block_of[a]][1]), False) for a in range(count)]
+            [
+                self._recomputation.most_saved((a, shape.blocks[shape.block_of[a]][1]), False, False)
+                for a in range(count)
+            ]
         )
         tails = np.stack(
             [
-                self._recomputation.most_saved((shape.blocks[shape.block_of[e - 1]][0], e), True)
+                self._recomputation.most_saved((shape.blocks[shape.block_of[e - 1]][0], e), True, True)
                 for e in range(1, count + 1)
             ]
         )
-        whole = np.stack([self._recomputation.most_saved(block, False) for block in shape.blocks])
+        whole = np.stack([self._recomputation.most_saved(block, True, False) for block in shape.blocks])
         return heads, tails, np.concatenate([np.zeros((1, whole.shape[1])), np.cumsum(whole, axis=0)])
 
     @cached_property
@@ -168,12 +171,12 @@ class RecomputationBound:
         highest, _, at = self._groups
         count = len(shape.classes)
 
-        def table(piece: tuple[int, int], ends_stage: bool) -> Floats:
-            return self._recomputation.price_table(piece, ends_stage)[highest][:, at]
+        def table(span: tuple[int, int], inner: bool, ends_stage: bool) -> Floats:
+            return self._recomputation.price_table(span, inner, ends_stage)[highest][:, at]
 
-        heads = np.stack([table((a, shape.blocks[shape.block_of[a]][1]), False) for a in range(count)])
-        tails = np.stack([table((shape.blocks[shape.block_of[e - 1]][0], e), True) for e in range(1, count + 1)])
-        whole = np.stack([table(block, False) for block in shape.blocks])
+        heads = np.stack([table((a, shape.blocks[shape.block_of[a]][1]), False, False) for a in range(count)])
+        tails = np.stack([table((shape.blocks[shape.block_of[e - 1]][0], e), True, True) for e in range(1, count + 1)])
+        whole = np.stack([table(block, True, False) for block in shape.blocks])
         return heads, tails, np.concatenate([np.zeros((1, *whole.shape[1:])), np.cumsum(whole, axis=0)])
 
     def milliseconds(self, behind: int, at: Integers | None = None) -> Floats:

@@ -1,6 +1,7 @@
 """Pareto fronts of (time, bytes saved), and their sums over the pieces of a stage."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ BYTE_ROUNDING = 1e-3
 """Sizes are whole bytes or halves of them: what differs by less is rounding of floating-point sums."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Front:
     """Points by increasing time and increasing bytes saved; `left` and `right` name what each point was made of.
 
@@ -30,6 +31,11 @@ class Front:
         found = at < len(self.time_ms)
         index = np.where(found, at, -1)
         return np.where(found, self.time_ms[np.minimum(at, len(self.time_ms) - 1)], np.inf), index
+
+    @cached_property
+    def steepest_step_ms(self) -> float:
+        """Largest difference of time between neighbours on the convex hull."""
+        return float(np.diff(self.time_ms[hull(self)]).max(initial=0.0))
 
 
 def pareto(time_ms: Floats, saved_bytes: Floats, left: Integers, right: Integers) -> Front:
@@ -56,12 +62,6 @@ def hull(front: Front) -> Integers:
             kept.pop()
         kept.append(index)
     return np.array(kept)
-
-
-def steepest_step_ms(front: Front) -> float:
-    """Return the largest difference of time between neighbours on the hull."""
-    on_hull = front.time_ms[hull(front)]
-    return float(np.diff(on_hull).max(initial=0.0))
 
 
 def sum_of(first: Front, second: Front, slack_ms: float) -> Front:

@@ -13,9 +13,6 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-LONGEST_PIECE = 22
-"""Operators of a piece whose patterns are enumerated: 22 have 1.2e5 patterns."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Patterns:
@@ -29,11 +26,13 @@ class Patterns:
 
 
 @lru_cache(maxsize=64)
-def masks(operators: int) -> Bools:
-    """Return (patterns, operators): every mark of operators whose runs have length two or more."""
-    rows: list[list[bool]] = [[]]
+def masks(operators: int, loose_start: bool = False) -> Bools:
+    """Return (patterns, operators): every mark of operators whose runs have length two or more.
+
+    With `loose_start` the run that touches the start may have length one: it goes on from the piece before.
+    """
     # (row, length of the open run): extended one operator at a time
-    states: list[tuple[list[bool], int]] = [([], 0)]
+    states: list[tuple[list[bool], int]] = [([], 1_000 if loose_start else 0)]
     for _ in range(operators):
         extended: list[tuple[list[bool], int]] = []
         for row, run in states:
@@ -53,6 +52,7 @@ def piece_patterns(
     ends_stage: bool,
     joined: bool,
     whole: bool,
+    linked_bytes: float,
 ) -> Patterns:
     """Return the patterns of a piece.
 
@@ -63,17 +63,19 @@ def piece_patterns(
     ends_stage
         The piece ends its stage: Aceso's model never counts a segment that runs on past a shared buffer there.
     joined
-        Count the peak as if the next block's first operator were recomputed too (pessimistic), or as if it were not
+        Count the peak as if the next piece's first operator were recomputed too (pessimistic), or as if it were not
         (optimistic).
     whole
         Only all of the piece or nothing.
+    linked_bytes
+        What the operator before the piece saves if it and the first one are recomputed, counted as saved whenever the
+        first one is (optimistic); 0 where a block starts or the stage begins.
     """
     count = len(forward_ms)
-    all_or_nothing = whole or count > LONGEST_PIECE
-    bits = np.array([[False] * count, [True] * count]) if all_or_nothing else masks(count)
+    bits = np.array([[False] * count, [True] * count]) if whole else masks(count, linked_bytes > 0)
     both = bits[:, :-1] & bits[:, 1:]
     time = bits @ forward_ms
-    saved = both @ held_bytes[:-1]
+    saved = both @ held_bytes[:-1] + bits[:, 0] * linked_bytes
     segment = np.zeros(len(bits))
     peak = np.zeros(len(bits))
     for j in range(count - 1):

@@ -1,7 +1,7 @@
 """Least recomputation of a stage, for one choice of layout.
 
-A stage with operators [a, e) is cut into pieces at block starts. For a limit P on the peak and s = (need + P) / (b + 1)
-bytes to save per micro-batch in flight, b stages behind,
+A stage with operators [a, e) is cut into pieces (`shape`). For a limit P on the peak and s = (need + P) / (b + 1) bytes
+to save per micro-batch in flight, b stages behind,
 
     r(a, e, need, b) = min over P of min { sum of time : sum of saved >= s, every peak <= P }
 
@@ -9,69 +9,46 @@ Lower bound (Lagrange): for every price q >= 0 of a byte, the inner minimum is a
     q s + sum over pieces of min over patterns with peak <= P of (time - q saved).                    → price_table
 Exactly: Pareto sums over the pieces, P by P in the order of their lower bounds.                      → cheapest
 
-The peak of a piece depends on its neighbour (a segment may run on into the first operator of the next block):
-`joined=False` takes the lower value, so that r is a lower bound and almost always attained; `joined=True` the upper.
+Two things reach across pieces. A segment may run on into the first operator of the next block and raise the peak; and
+across a virtual cut a run saves what the operator before the cut holds. `LOWER` neglects the first and counts the
+second whenever the operator behind the cut is recomputed: r is a lower bound. `UPPER` counts no saving across virtual
+cuts, and its answer is verified and tightened until it really fits (`cheapest`). Without virtual cuts the two almost
+always agree.
 """
 
-from collections.abc import Sequence
+import enum
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from solver_plan.parallelism.choices import ChoiceCosts
-from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.costs.recompute import saved_and_peak
 from solver_plan.parallelism.recomputation.fronts import (
     BYTE_ROUNDING,
     Front,
     Integers,
     hull,
     pareto,
-    steepest_step_ms,
     sum_of,
 )
-from solver_plan.parallelism.recomputation.patterns import Bools, Floats, Patterns, piece_patterns
+from solver_plan.parallelism.recomputation.patterns import Floats, Patterns, piece_patterns
+from solver_plan.parallelism.recomputation.shape import ChainShape
 
 MOST_PRICES = 48
 """Prices of a byte at which pieces are tabulated."""
+MOST_TIGHTENINGS = 12
+"""How often an upper answer that does not fit is solved again with what is missing added."""
 
-_NO_POINTS = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainShape:
-    """What all choices share: blocks, and which operators are equal."""
-
-    blocks: tuple[tuple[int, int], ...]
-    block_of: Integers
-    """(operators,): number of the block."""
-    classes: Integers
-    """(operators,): equal numbers for operators with the same profile and activation factor."""
-    shares_buffer: Bools
-    whole_blocks: bool
-    """Only whole blocks may be recomputed."""
-    allowed: bool
-    """Recomputation is allowed at all."""
+Span = tuple[int, int]
+Key = tuple[bytes, bytes, int, bool]
 
 
-def chain_shape(problem: ParallelismProblem, blocks: Sequence[tuple[int, int]]) -> ChainShape:
-    """Return the shape of a problem's chain."""
-    numbers: dict[tuple[str, float], int] = {}
-    classes = [
-        numbers.setdefault((operator.profile, operator.activation_factor), len(numbers))
-        for operator in problem.operators
-    ]
-    block_of = np.zeros(len(problem.operators), dtype=np.int64)
-    for number, (first, end) in enumerate(blocks):
-        block_of[first:end] = number
-    return ChainShape(
-        blocks=tuple(blocks),
-        block_of=block_of,
-        classes=np.array(classes, dtype=np.int64),
-        shares_buffer=np.array([operator.activation_factor != 1 for operator in problem.operators]),
-        whole_blocks=problem.space.recompute == "block",
-        allowed=problem.space.recompute != "none",
-    )
+class Side(enum.Enum):
+    """Which way the interaction of neighbouring pieces is rounded."""
+
+    LOWER = "lower"
+    UPPER = "upper"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,61 +62,80 @@ class Recomputation:
 class StageRecomputation:
     """Recomputation of the stages of one choice at one micro-batch size. Tables are made on demand and kept."""
 
-    def __init__(self, shape: ChainShape, costs: ChoiceCosts, *, joined: bool = False) -> None:
+    def __init__(self, shape: ChainShape, costs: ChoiceCosts, side: Side = Side.LOWER) -> None:
         self.shape = shape
         self.costs = costs
-        self._joined = joined
-        self._patterns: dict[tuple[bytes, bool], Patterns] = {}
-        self._fronts: dict[tuple[bytes, bool, float], Front] = {}
-        self._sums: dict[tuple[bytes, int, float], Front] = {}
-        self._tables: dict[tuple[bytes, bool], Floats] = {}
-        self._saved: dict[tuple[bytes, bool], Floats] = {}
+        self._side = side
+        self._patterns: dict[Key, Patterns] = {}
+        self._fronts: dict[tuple[Key, float], Front] = {}
+        self._units: dict[tuple[Key, float], list[Front]] = {}
+        self._sums: dict[tuple[Key, int, float], Front] = {}
+        self._tables: dict[Key, Floats] = {}
+        self._saved: dict[Key, Floats] = {}
+        self._least_priced: dict[Key, Floats] = {}
 
-    # -- pieces -------------------------------------------------------------------------------------------------
+    # -- parts of a stage ---------------------------------------------------------------------------------------
 
-    def pieces(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the stage's operators, cut at block starts."""
-        blocks = self.shape.blocks
-        numbers = range(int(self.shape.block_of[first]), int(self.shape.block_of[end - 1]) + 1)
-        return [(max(first, blocks[number][0]), min(end, blocks[number][1])) for number in numbers]
+    def _cut(self, first: int, end: int, parts: tuple[Span, ...], number_of: Integers) -> list[Span]:
+        numbers = range(int(number_of[first]), int(number_of[end - 1]) + 1)
+        return [(max(first, parts[number][0]), min(end, parts[number][1])) for number in numbers]
 
-    def patterns(self, piece: tuple[int, int], ends_stage: bool) -> Patterns:
+    def units(self, first: int, end: int) -> list[Span]:
+        """Return the stage's operators, cut where blocks begin."""
+        return self._cut(first, end, self.shape.blocks, self.shape.block_of)
+
+    def pieces(self, first: int, end: int) -> list[Span]:
+        """Return operators cut where pieces begin."""
+        return self._cut(first, end, self.shape.pieces, self.shape.piece_of)
+
+    def _key(self, span: Span, inner: bool, ends_stage: bool) -> Key:
+        """Return what the tables of a span depend on; `inner`: the stage has operators before it."""
+        first, end = span
+        linked = inner and self._side is Side.LOWER and bool(self.shape.virtual[first])
+        # the end of the stage makes a difference only right behind a shared buffer
+        differs = ends_stage and end - first >= 2 and bool(self.shape.shares_buffer[end - 2])
+        return (*self.shape.key(first, end), int(self.shape.classes[first - 1]) if linked else -1, differs)
+
+    def patterns(self, piece: Span, inner: bool, ends_stage: bool) -> Patterns:
         """Return the patterns of a piece; pieces of equal operators share them."""
-        key = self._key(piece, ends_stage)
+        key = self._key(piece, inner, ends_stage)
         if key not in self._patterns:
             x, y = piece
+            linked = key[2] >= 0
             self._patterns[key] = piece_patterns(
                 self.costs.forward_ms[x:y],
                 self.costs.held_bytes[x:y],
                 self.shape.shares_buffer[x:y],
                 ends_stage=ends_stage,
-                joined=self._joined,
+                joined=self._side is Side.UPPER and self.shape.whole_blocks,
                 whole=self.shape.whole_blocks,
+                linked_bytes=float(self.costs.held_bytes[x - 1]) if linked else 0.0,
             )
         return self._patterns[key]
-
-    def _key(self, piece: tuple[int, int], ends_stage: bool) -> tuple[bytes, bool]:
-        # only a shared buffer right before the end makes a difference
-        differs = ends_stage and (
-            self._joined or (piece[1] - piece[0] >= 2 and bool(self.shape.shares_buffer[piece[1] - 2]))
-        )
-        return self.shape.classes[piece[0] : piece[1]].tobytes(), differs
 
     # -- lower bound --------------------------------------------------------------------------------------------
 
     @cached_property
+    def _typical(self) -> list[tuple[Span, bool, bool]]:
+        """Return one (piece, inner, ends the chain) for each kind of whole piece."""
+        seen: dict[Key, tuple[Span, bool, bool]] = {}
+        for piece in self.shape.pieces:
+            place = (piece, piece[0] > 0, piece[1] == len(self.shape.classes))
+            seen.setdefault(self._key(*place), place)
+        return list(seen.values())
+
+    @cached_property
     def peaks(self) -> Floats:
-        """Every peak that a whole block can have, increasing, from 0."""
-        found = [self.patterns(block, ends_stage).peak_bytes for block, ends_stage in self._typical_blocks]
-        return np.unique(np.concatenate([np.zeros(1), *found]))
+        """Every peak that a whole piece can have, increasing, from 0."""
+        return np.unique(np.concatenate([np.zeros(1), *[self.patterns(*place).peak_bytes for place in self._typical]]))
 
     @cached_property
     def prices(self) -> Floats:
-        """Prices of a byte (ms) at which pieces are tabulated, increasing from 0: slopes of the blocks' hulls."""
+        """Prices of a byte (ms) at which pieces are tabulated, increasing from 0: slopes of their hulls."""
         slopes = [np.zeros(1)]
-        for block, ends_stage in self._typical_blocks:
+        for place in self._typical:
             for limit in self.peaks[:: max(1, len(self.peaks) // 12)]:
-                front = self.front(block, ends_stage, float(limit))
+                front = self.piece_front(*place, float(limit))
                 corners = hull(front)
                 slopes.append(np.diff(front.time_ms[corners]) / np.diff(front.saved_bytes[corners]))
         distinct = np.unique(np.concatenate(slopes).round(18))
@@ -147,59 +143,80 @@ class StageRecomputation:
             distinct = distinct[np.linspace(0, len(distinct) - 1, MOST_PRICES).round().astype(int)]
         return distinct
 
-    @cached_property
-    def _typical_blocks(self) -> list[tuple[tuple[int, int], bool]]:
-        seen: dict[tuple[bytes, bool], tuple[tuple[int, int], bool]] = {}
-        last = len(self.shape.blocks) - 1
-        for number, block in enumerate(self.shape.blocks):
-            seen.setdefault(self._key(block, number == last), (block, number == last))
-        return list(seen.values())
-
-    def price_table(self, piece: tuple[int, int], ends_stage: bool) -> Floats:
-        """Return (peaks, prices): least time - price * saved over the patterns with at most each peak."""
-        key = self._key(piece, ends_stage)
+    def price_table(self, span: Span, inner: bool, ends_stage: bool) -> Floats:
+        """Return (peaks, prices): least time - price * saved of part of a stage with peaks of at most each."""
+        key = self._key(span, inner, ends_stage)
         if key not in self._tables:
-            patterns = self.patterns(piece, ends_stage)
-            value = patterns.time_ms[:, None] - patterns.saved_bytes[:, None] * self.prices[None, :]
-            best = np.minimum.accumulate(value, axis=0)
-            at = np.searchsorted(patterns.peak_bytes, self.peaks, side="right") - 1
-            self._tables[key] = best[at]
+            parts = self.pieces(*span)
+            if len(parts) == 1:
+                self._tables[key] = self._priced(span, inner, ends_stage, self.peaks)
+            else:
+                self._tables[key] = np.sum([self.price_table(*place) for place in _places(parts, inner, ends_stage)], 0)
         return self._tables[key]
 
-    def most_saved(self, piece: tuple[int, int], ends_stage: bool) -> Floats:
-        """Return, shape (peaks,), the most bytes that patterns with at most each peak save."""
-        key = self._key(piece, ends_stage)
+    def _priced(self, piece: Span, inner: bool, ends_stage: bool, limits: Floats) -> Floats:
+        """Return (limits, prices): least time - price * saved over the patterns of a piece within each limit."""
+        patterns = self.patterns(piece, inner, ends_stage)
+        key = self._key(piece, inner, ends_stage)
+        if key not in self._least_priced:
+            value = patterns.time_ms[:, None] - patterns.saved_bytes[:, None] * self.prices[None, :]
+            self._least_priced[key] = np.minimum.accumulate(value, axis=0)
+        return np.asarray(self._least_priced[key][np.searchsorted(patterns.peak_bytes, limits, side="right") - 1])
+
+    def most_saved(self, span: Span, inner: bool, ends_stage: bool) -> Floats:
+        """Return, shape (peaks,), the most bytes that part of a stage saves with peaks of at most each."""
+        key = self._key(span, inner, ends_stage)
         if key not in self._saved:
-            patterns = self.patterns(piece, ends_stage)
-            best = np.maximum.accumulate(patterns.saved_bytes)
-            self._saved[key] = best[np.searchsorted(patterns.peak_bytes, self.peaks, side="right") - 1]
+            total = np.zeros(len(self.peaks))
+            for place in _places(self.pieces(*span), inner, ends_stage):
+                patterns = self.patterns(*place)
+                best = np.maximum.accumulate(patterns.saved_bytes)
+                total += best[np.searchsorted(patterns.peak_bytes, self.peaks, side="right") - 1]
+            self._saved[key] = total
         return self._saved[key]
 
-    # -- exact --------------------------------------------------------------------------------------------------
+    # -- fronts -------------------------------------------------------------------------------------------------
 
-    def front(self, piece: tuple[int, int], ends_stage: bool, limit: float) -> Front:
+    def piece_front(self, piece: Span, inner: bool, ends_stage: bool, limit: float) -> Front:
         """Return the front of a piece over the patterns with a peak of at most `limit`; `left` is the pattern."""
-        key = (*self._key(piece, ends_stage), limit)
+        patterns = self.patterns(piece, inner, ends_stage)
+        count = int(np.searchsorted(patterns.peak_bytes, limit, side="right"))
+        # limits that let the same patterns through share a front
+        key = (self._key(piece, inner, ends_stage), float(count))
         if key not in self._fronts:
-            patterns = self.patterns(piece, ends_stage)
-            count = int(np.searchsorted(patterns.peak_bytes, limit, side="right"))
             index = np.arange(count)
             self._fronts[key] = pareto(patterns.time_ms[:count], patterns.saved_bytes[:count], index, index)
         return self._fronts[key]
 
-    def _sum(self, piece: tuple[int, int], count: int, limit: float) -> Front:
-        """Return the front of `count` equal pieces in the middle of a stage."""
-        key = (self._key(piece, False)[0], count, limit)
+    def _unit_fronts(self, unit: Span, inner: bool, ends_stage: bool, limit: float) -> list[Front]:
+        """Return the fronts of the first, the first two, … pieces of a unit."""
+        key = (self._key(unit, inner, ends_stage), limit)
+        if key not in self._units:
+            parts = [self.piece_front(*place, limit) for place in _places(self.pieces(*unit), inner, ends_stage)]
+            fronts = parts[:1]
+            for front in parts[1:]:
+                fronts.append(sum_of(fronts[-1], front, max(part.steepest_step_ms for part in parts)))
+            self._units[key] = fronts
+        return self._units[key]
+
+    def _unit_front(self, unit: Span, inner: bool, ends_stage: bool, limit: float) -> Front:
+        return self._sum(unit, 1, limit, inner, ends_stage)
+
+    def _sum(self, unit: Span, count: int, limit: float, inner: bool = True, ends_stage: bool = False) -> Front:
+        """Return the front of `count` equal units."""
+        key = (self._key(unit, inner, ends_stage), count, limit)
         if key not in self._sums:
-            one = self.front(piece, False, limit)
             if count == 1:
-                self._sums[key] = one
+                self._sums[key] = self._unit_fronts(unit, inner, ends_stage, limit)[-1]
             else:
-                self._sums[key] = sum_of(self._sum(piece, count - 1, limit), one, steepest_step_ms(one))
+                one = self._sum(unit, 1, limit)
+                self._sums[key] = sum_of(self._sum(unit, count - 1, limit), one, one.steepest_step_ms)
         return self._sums[key]
 
+    # -- exact --------------------------------------------------------------------------------------------------
+
     def cheapest(self, first: int, end: int, need_bytes: float, behind: int) -> Recomputation | None:
-        """Return the least recomputation after which a stage fits.
+        """Return the least recomputation after which a stage fits; for `LOWER`, a lower bound on it.
 
         Parameters
         ----------
@@ -213,111 +230,154 @@ class StageRecomputation:
         Returns
         -------
         Recomputation or None
-            None if no recomputation makes it fit.
+            None if no recomputation makes it fit (`UPPER`: none was found).
         """
+        asked = need_bytes
+        for _ in range(MOST_TIGHTENINGS):
+            found = self._cheapest(first, end, asked, behind)
+            if found is None or self._side is Side.LOWER:
+                return found
+            if self.fits(first, end, need_bytes, behind, found.marks):
+                return found
+            asked += need_bytes - self._relief(first, end, found.marks, behind)
+        return None
+
+    def fits(self, first: int, end: int, need_bytes: float, behind: int, marks: tuple[bool, ...]) -> bool:
+        """Return whether recomputing the marked operators really lowers the memory of a stage by so much."""
+        missing = need_bytes - self._relief(first, end, marks, behind)
+        return need_bytes <= 0 or missing <= BYTE_ROUNDING * (behind + 1)
+
+    def _relief(self, first: int, end: int, marks: tuple[bool, ...], behind: int) -> float:
+        """Return by how much recomputing the marked operators really lowers the memory of a stage."""
+        saved, peak = saved_and_peak(
+            marks,
+            self.costs.held_bytes[first:end].tolist(),
+            self.shape.block_start[first:end].tolist(),
+            self.shape.shares_buffer[first:end].tolist(),
+        )
+        return float((behind + 1) * saved - peak)
+
+    def _cheapest(self, first: int, end: int, need_bytes: float, behind: int) -> Recomputation | None:
         if need_bytes <= 0:
             return Recomputation(0.0, (False,) * (end - first))
         if not self.shape.allowed:
             return None
-        pieces = self.pieces(first, end)
-        limits = np.unique(np.concatenate([self.patterns(piece, piece[1] == end).peak_bytes for piece in set(pieces)]))
+        places = _places(self.pieces(first, end), False, True)
+        distinct = {self._key(*place): place for place in places}
+        limits = np.unique(np.concatenate([self.patterns(*place).peak_bytes for place in distinct.values()]))
         targets = (need_bytes + limits) / (behind + 1)
-        bounds = self._bounds(pieces, end, limits, targets)
-        best_ms = np.inf
-        chosen: tuple[int, ...] | None = None
+        bounds = self._bounds(places, limits, targets)
+        best = (np.inf, -1, -1, -1.0)
         for index in np.argsort(bounds, kind="stable"):
-            if bounds[index] >= best_ms * (1 - 1e-12):
+            if bounds[index] >= best[0] * (1 - 1e-12):
                 break
-            found = self._solve(pieces, end, float(limits[index]), float(targets[index]))
-            if found is not None and found[0] < best_ms:
-                best_ms = found[0]
-                chosen = found[1]
-        if chosen is None:
+            found = (*self._solve(first, end, float(limits[index]), float(targets[index])), float(limits[index]))
+            best = min(best, found)
+        if not np.isfinite(best[0]):
             return None
+        chosen = self._unfold_stage(first, end, *best[1:])
         marks: list[bool] = []
-        for piece, number in zip(pieces, chosen, strict=True):
-            marks.extend(bool(mark) for mark in self.patterns(piece, piece[1] == end).bits[number])
-        return Recomputation(float(best_ms), tuple(marks))
+        for place, number in zip(places, chosen, strict=True):
+            marks.extend(bool(mark) for mark in self.patterns(*place).bits[number])
+        return Recomputation(best[0], tuple(marks))
 
-    def _bounds(self, pieces: list[tuple[int, int]], end: int, limits: Floats, targets: Floats) -> Floats:
+    def _bounds(self, places: list[tuple[Span, bool, bool]], limits: Floats, targets: Floats) -> Floats:
         """Return the lower bound of the recomputation time for each limit on the peak."""
-        at = np.searchsorted(self.peaks, limits, side="right") - 1
         total = np.zeros((len(limits), len(self.prices)))
-        for piece in pieces:
-            total += self._table_at(piece, piece[1] == end, limits, at)
+        known: dict[Key, Floats] = {}
+        for place in places:
+            key = self._key(*place)
+            if key not in known:
+                known[key] = self._priced(*place, limits)
+            total += known[key]
         return np.asarray((total + targets[:, None] * self.prices[None, :]).max(axis=1))
 
-    def _table_at(self, piece: tuple[int, int], ends_stage: bool, limits: Floats, at: Integers) -> Floats:
-        patterns = self.patterns(piece, ends_stage)
-        if patterns.peak_bytes[-1] <= self.peaks[-1] and np.isin(patterns.peak_bytes, self.peaks).all():
-            return self.price_table(piece, ends_stage)[at]
-        value = patterns.time_ms[:, None] - patterns.saved_bytes[:, None] * self.prices[None, :]
-        best = np.minimum.accumulate(value, axis=0)
-        return np.asarray(best[np.searchsorted(patterns.peak_bytes, limits, side="right") - 1])
+    def _solve(self, first: int, end: int, limit: float, target: float) -> tuple[float, int, int]:
+        """Return the least time that saves `target` with peaks of at most `limit`, and where it is found.
 
-    def _solve(
-        self, pieces: list[tuple[int, int]], end: int, limit: float, target: float
-    ) -> tuple[float, tuple[int, ...]] | None:
-        """Return (time, pattern of each piece) of the least time that saves `target` with peaks of at most `limit`."""
-        head = self.front(pieces[0], pieces[0][1] == end, limit)
-        if len(pieces) == 1:
+        The place is an index into the sums of head and tail, and a point of the front of what is between them, both -1
+        where there is nothing of the kind.
+        """
+        units = self.units(first, end)
+        head = self._unit_front(units[0], False, len(units) == 1, limit)
+        if len(units) == 1:
             time, point = head.cheapest(np.array([target]))
-            return None if point[0] < 0 else (float(time[0]), (int(head.left[point[0]]),))
-        tail = self.front(pieces[-1], True, limit)
-        runs = self._runs(pieces[1:-1])
+            return float(time[0]), int(point[0]), -1
+        tail = self._unit_front(units[-1], True, True, limit)
         ends_saved = (head.saved_bytes[:, None] + tail.saved_bytes[None, :]).ravel()
         ends_time = (head.time_ms[:, None] + tail.time_ms[None, :]).ravel()
+        runs = self._runs(units[1:-1])
         if not runs:
-            fits = ends_saved >= target - BYTE_ROUNDING
-            if not fits.any():
-                return None
-            best = int(np.argmin(np.where(fits, ends_time, np.inf)))
-            h, t = divmod(best, len(tail.time_ms))
-            return float(ends_time[best]), (int(head.left[h]), int(tail.left[t]))
-        middle, partial = self._middle(runs, limit)
-        time, point = middle.cheapest(target - ends_saved)
+            fitting = np.where(ends_saved >= target - BYTE_ROUNDING, ends_time, np.inf)
+            best = int(np.argmin(fitting))
+            return float(fitting[best]), best, -1
+        time, point = self._run_fronts(runs, limit)[-1].cheapest(target - ends_saved)
         total = ends_time + time
         best = int(np.argmin(total))
-        if not np.isfinite(total[best]):
-            return None
-        h, t = divmod(best, len(tail.time_ms))
-        chosen = self._unfold(runs, partial, int(point[best]), limit)
-        return float(total[best]), (int(head.left[h]), *chosen, int(tail.left[t]))
+        return float(total[best]), best, int(point[best])
 
-    def _runs(self, pieces: list[tuple[int, int]]) -> list[tuple[tuple[int, int], int]]:
-        """Return equal neighbours as (piece, count)."""
-        runs: list[tuple[tuple[int, int], int]] = []
-        for piece in pieces:
-            if runs and self._key(runs[-1][0], False) == self._key(piece, False):
+    def _unfold_stage(self, first: int, end: int, at_ends: int, between: int, limit: float) -> list[int]:
+        """Return the pattern of each piece of a stage behind what `_solve` found."""
+        units = self.units(first, end)
+        if len(units) == 1:
+            return self._unfold(units[0], False, True, at_ends, limit)
+        h, t = divmod(at_ends, len(self._unit_front(units[-1], True, True, limit).time_ms))
+        runs = self._runs(units[1:-1])
+        inner = self._unfold_runs(runs, self._run_fronts(runs, limit), between, limit) if runs else []
+        return [
+            *self._unfold(units[0], False, False, h, limit),
+            *inner,
+            *self._unfold(units[-1], True, True, t, limit),
+        ]
+
+    def _runs(self, units: list[Span]) -> list[tuple[Span, int]]:
+        """Return equal neighbours as (unit, count)."""
+        runs: list[tuple[Span, int]] = []
+        for unit in units:
+            if runs and self._key(runs[-1][0], True, False) == self._key(unit, True, False):
                 runs[-1] = (runs[-1][0], runs[-1][1] + 1)
             else:
-                runs.append((piece, 1))
+                runs.append((unit, 1))
         return runs
 
-    def _middle(self, runs: list[tuple[tuple[int, int], int]], limit: float) -> tuple[Front, list[Front]]:
-        """Return the front of all runs, and the fronts of the first one, two, … of them."""
-        partial = [self._sum(*runs[0], limit)]
-        for piece, count in runs[1:]:
-            more = self._sum(piece, count, limit)
-            slack = max(steepest_step_ms(self.front(run[0], False, limit)) for run in runs)
-            partial.append(sum_of(partial[-1], more, slack))
-        return partial[-1], partial
+    def _run_fronts(self, runs: list[tuple[Span, int]], limit: float) -> list[Front]:
+        """Return the fronts of the first, the first two, … runs."""
+        fronts = [self._sum(*runs[0], limit)]
+        slack = max(self._sum(unit, 1, limit).steepest_step_ms for unit, _ in runs)
+        for unit, count in runs[1:]:
+            fronts.append(sum_of(fronts[-1], self._sum(unit, count, limit), slack))
+        return fronts
 
-    def _unfold(
-        self, runs: list[tuple[tuple[int, int], int]], partial: list[Front], point: int, limit: float
-    ) -> list[int]:
+    def _unfold_runs(self, runs: list[tuple[Span, int]], fronts: list[Front], point: int, limit: float) -> list[int]:
         """Return the pattern of each piece of the runs behind a point of their front."""
-        chosen: list[int] = []
+        chosen: list[list[int]] = []
         for index in range(len(runs) - 1, -1, -1):
-            piece, count = runs[index]
+            unit, count = runs[index]
+            inner = point
             if index > 0:
-                inner = int(partial[index].right[point])
-                point = int(partial[index].left[point])
-            else:
-                inner = point
+                inner = int(fronts[index].right[point])
+                point = int(fronts[index].left[point])
             for number in range(count, 1, -1):
-                front = self._sum(piece, number, limit)
-                chosen.append(int(self.front(piece, False, limit).left[front.right[inner]]))
+                front = self._sum(unit, number, limit)
+                chosen.append(self._unfold(unit, True, False, int(front.right[inner]), limit))
                 inner = int(front.left[inner])
-            chosen.append(int(self.front(piece, False, limit).left[inner]))
+            chosen.append(self._unfold(unit, True, False, inner, limit))
+        return [number for part in reversed(chosen) for number in part]
+
+    def _unfold(self, unit: Span, inner: bool, ends_stage: bool, point: int, limit: float) -> list[int]:
+        """Return the pattern of each piece of a unit behind a point of its front."""
+        places = _places(self.pieces(*unit), inner, ends_stage)
+        fronts = self._unit_fronts(unit, inner, ends_stage, limit)
+        chosen: list[int] = []
+        for index in range(len(places) - 1, 0, -1):
+            piece_point = int(fronts[index].right[point])
+            chosen.append(int(self.piece_front(*places[index], limit).left[piece_point]))
+            point = int(fronts[index].left[point])
+        chosen.append(int(self.piece_front(*places[0], limit).left[point]))
         return chosen[::-1]
+
+
+def _places(pieces: list[Span], inner: bool, ends_stage: bool) -> list[tuple[Span, bool, bool]]:
+    """Return (piece, has operators of the stage before it, ends the stage) for consecutive pieces."""
+    last = len(pieces) - 1
+    return [(piece, inner or index > 0, ends_stage and index == last) for index, piece in enumerate(pieces)]
