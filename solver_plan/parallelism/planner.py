@@ -318,7 +318,8 @@ class Planner:
             kept = [(size, one) for size, one in zip(left, fitting, strict=True) if len(one.arcs)]
             if kept and not self.clock.expired and not self.incumbent.closed:
                 self._solve([size for size, _ in kept], [one for _, one in kept], None)
-        self._raise_bound(sizes)
+        if not self.incumbent.closed:
+            self._raise_bound(sizes)
 
     def _solve(self, sizes: list[_Size], arcs: list[SizedArcs], cap_ms: float | None) -> None:
         """Solve the program over some arcs; up to `cap_ms` its bound holds for the whole space (None: not at all)."""
