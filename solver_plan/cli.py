@@ -41,9 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     verbose = "--verbose" in (sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s", force=verbose
-    )
+    level = logging.DEBUG if verbose else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     try:
         try:
             parsed = build_parser().parse_args(arguments)
