@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from solver_plan.commands import VERBS
 from solver_plan.errors import InputError, OutputError, SolverPlanError
+from solver_plan.report.printable import printable
 
 
 class _Parser(argparse.ArgumentParser):
@@ -84,6 +85,5 @@ def _drop_output() -> None:
 
 def _complain(message: str) -> None:
     """Write one line to standard error, whatever the message contains."""
-    line = " ".join(message.split()) or "failed"
-    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in line)
+    shown = printable(" ".join(message.split())) or "failed"
     print(f"solver-plan: {shown}" if not shown.startswith("solver-plan") else shown, file=sys.stderr)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from solver_plan.documents.certificate import Certificate, StoppedBy
+from solver_plan.report.printable import printable
 
 Cell = str | int | float | None
 
@@ -38,12 +39,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 def certificate_table(certificate: Certificate) -> str:
     """Return how good a plan is, how that is known and why the search ended."""
-    bound = "nothing proven" if certificate.bound is None else f"{certificate.bound:.3f} ms by {certificate.bound_from}"
+    by = "" if certificate.bound_from is None else f" by {printable(certificate.bound_from)}"
+    bound = "nothing proven" if certificate.bound is None else f"{certificate.bound:.3f} ms{by}"
     gap = "" if certificate.gap is None else f", gap {certificate.gap:.3%}"
     ending = f"{STOPPED_BY[certificate.stopped_by]} after {certificate.seconds:.1f} s"
     return (
         f"{certificate.status}: {certificate.objective:.3f} ms, bound {bound}{gap}\n"
-        f"found by {certificate.incumbent}; {ending}; {certificate.solver}"
+        f"found by {printable(certificate.incumbent)}; {ending}; {printable(certificate.solver)}"
     )
 
 
@@ -77,4 +79,4 @@ def _is_number(text: str) -> bool:
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3f}" if isinstance(cell, float) else printable(str(cell))

@@ -49,3 +49,8 @@ def test_nothing_proven_is_said() -> None:
     )
     assert "bound nothing proven" in certificate_table(certificate)
     assert trace_table(certificate) == ""
+
+
+def test_names_cannot_speak_to_the_terminal() -> None:
+    text = table(["name"], [["red \x1b[31m\nnext \ud800 ü"]])
+    assert text.splitlines()[2:] == [r"red \x1b[31m\nnext \ud800 ü"]
