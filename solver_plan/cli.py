@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from solver_plan.commands import VERBS
 from solver_plan.errors import InputError, OutputError, SolverPlanError
+from solver_plan.report.printable import printable
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,9 +42,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     verbose = "--verbose" in (sys.argv[1:] if arguments is None else arguments)
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.ERROR, format="%(levelname)s %(name)s: %(message)s", force=verbose
-    )
+    level = logging.DEBUG if verbose else logging.ERROR
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     try:
         try:
             parsed = build_parser().parse_args(arguments)
@@ -85,6 +85,5 @@ def _drop_output() -> None:
 
 def _complain(message: str) -> None:
     """Write one line to standard error, whatever the message contains."""
-    line = " ".join(message.split()) or "failed"
-    shown = "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in line)
+    shown = printable(" ".join(message.split())) or "failed"
     print(f"solver-plan: {shown}" if not shown.startswith("solver-plan") else shown, file=sys.stderr)

@@ -5,10 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.shelf import shelf
 
 __all__ = ["shelf"]
+
+# the same examples every time, and no matter how slow the machine is
+settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("project")
 
 PROJECT = Path(__file__).parent.parent
 

@@ -17,6 +17,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.documents import require_same_problem
     from solver_plan.kinds import kind_of, read_plan, read_problem
+    from solver_plan.report.printable import printable
 
     problem, plan = read_problem(arguments.problem), read_plan(arguments.plan)
     require_same_problem(problem, plan)
@@ -27,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
     objective = None if violations else kind.objective(problem, plan)
     out = people(arguments.json)
     for violation in violations:
-        print(violation, file=out)
+        print(printable(violation), file=out)
     if violations:
         print(f"{arguments.plan}: {len(violations)} violations", file=out)
     else:

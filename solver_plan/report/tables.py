@@ -2,9 +2,19 @@
 
 from collections.abc import Sequence
 
-from solver_plan.documents.certificate import Certificate
+from solver_plan.documents.certificate import Certificate, StoppedBy
+from solver_plan.report.printable import printable
 
 Cell = str | int | float | None
+
+STOPPED_BY: dict[StoppedBy, str] = {
+    "proof": "proven",
+    "gap": "stopped at the gap limit",
+    "time": "stopped at the time limit",
+    "deterministic_time": "stopped at the limit of solver time",
+    "interrupt": "interrupted",
+    "completed": "ran to its end",
+}
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -29,14 +39,13 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 def certificate_table(certificate: Certificate) -> str:
     """Return how good a plan is, how that is known and why the search ended."""
-    bound = "nothing proven" if certificate.bound is None else f"{certificate.bound:.3f} ms by {certificate.bound_from}"
+    by = "" if certificate.bound_from is None else f" by {printable(certificate.bound_from)}"
+    bound = "nothing proven" if certificate.bound is None else f"{certificate.bound:.3f} ms{by}"
     gap = "" if certificate.gap is None else f", gap {certificate.gap:.3%}"
-    return "\n".join(
-        [
-            f"{certificate.status}: {certificate.objective:.3f} ms, bound {bound}{gap}",
-            f"found by {certificate.incumbent}; stopped by {certificate.stopped_by} after {certificate.seconds:.1f} s; "
-            f"{certificate.solver}",
-        ]
+    ending = f"{STOPPED_BY[certificate.stopped_by]} after {certificate.seconds:.1f} s"
+    return (
+        f"{certificate.status}: {certificate.objective:.3f} ms, bound {bound}{gap}\n"
+        f"found by {printable(certificate.incumbent)}; {ending}; {printable(certificate.solver)}"
     )
 
 
@@ -70,4 +79,4 @@ def _is_number(text: str) -> bool:
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"
-    return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
+    return f"{cell:.3f}" if isinstance(cell, float) else printable(str(cell))

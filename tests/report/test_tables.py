@@ -35,7 +35,7 @@ def test_a_certificate_and_its_trace() -> None:
     )
     assert certificate_table(certificate).splitlines() == [
         "feasible: 100.000 ms, bound 90.000 ms by cp-sat, gap 10.000%",
-        "found by cp-sat; stopped by time after 2.5 s; CP-SAT",
+        "found by cp-sat; stopped at the time limit after 2.5 s; CP-SAT",
     ]
     assert trace_table(certificate).splitlines()[2:] == [
         "   0.10    200.000           -        -  heuristic:grid",
@@ -49,3 +49,8 @@ def test_nothing_proven_is_said() -> None:
     )
     assert "bound nothing proven" in certificate_table(certificate)
     assert trace_table(certificate) == ""
+
+
+def test_names_cannot_speak_to_the_terminal() -> None:
+    text = table(["name"], [["red \x1b[31m\nnext \ud800 ü"]])
+    assert text.splitlines()[2:] == [r"red \x1b[31m\nnext \ud800 ü"]

@@ -50,7 +50,7 @@ def test_only_better_plans_and_bounds_are_taken(incumbent: Incumbent[float], ste
 
 
 def test_an_invalid_plan_is_dropped_and_logged(incumbent: Incumbent[float], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.DEBUG):
         assert not incumbent.offer(5.0, "cp-sat")
     assert incumbent.plan is None
     assert "a plan of cp-sat is not valid and was dropped: 5.0 is below 10" in caplog.text

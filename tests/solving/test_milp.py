@@ -148,7 +148,7 @@ coefficients = st.integers(-9, 9)
     constant=st.integers(-50, 50),
     upper=st.integers(1, 9),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_bound_by_duals_is_below_every_point(
     costs: list[int], rows: list[tuple[list[int], int]], equal: bool, constant: int, upper: int
 ) -> None:

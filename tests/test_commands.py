@@ -1,0 +1,155 @@
+"""The commands on real problems: from shapes or measured profiles to a checked plan, and every way not to get there."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.parallelism import MEBIBYTE, chain
+from solver_plan.cli import main
+from solver_plan.documents import write_document
+from tests.conftest import PROJECT
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in an empty folder and return its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_command
+
+
+def test_from_shapes_to_a_checked_plan(run: Run) -> None:
+    source = f"{PROJECT}/models/gpt.py:gpt3_350m"
+    code, out, err = run("profile", source, "--cluster", "v100_4x32gb", "--global-batch", "64", "--out", "problem.json")
+    assert (code, err) == (0, "")
+    assert "4 devices" in out
+    assert run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")[0] == 0
+    code, out, _ = run("check", "problem.json", "plan.json", "--json")
+    assert code == 0
+    assert json.loads(out)["valid"] is True
+    code, out, _ = run("show", "plan.json", "--problem", "problem.json")
+    assert code == 0
+    assert "heuristic:grid" in out
+    assert run("simulate", "problem.json", "plan.json")[0] == 0
+
+
+def test_a_problem_edited_after_planning_is_refused(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
+    run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")
+    text = Path("problem.json").read_text()
+    Path("problem.json").write_text(text.replace('"global_batch": 8', '"global_batch": 16'))
+    code, out, err = run("check", "problem.json", "plan.json")
+    assert (code, out) == (2, "")
+    assert "plan again, or use the problem file as it was" in err
+
+
+def test_a_plan_edited_after_planning_is_found_out(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
+    run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")
+    plan = json.loads(Path("plan.json").read_text())
+    plan["micro_batches"] += 1
+    Path("plan.json").write_text(json.dumps(plan))
+    code, out, _ = run("check", "problem.json", "plan.json")
+    assert code == 5
+    assert "micro_batches" in out
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_deterministic_plans_are_the_same_but_for_seconds(run: Run, workers: str) -> None:
+    write_document(chain(Path(), blocks=4, devices=4, memory_bytes=1200 * MEBIBYTE, global_batch=16), "problem.json")
+    texts = []
+    for _ in range(2):
+        options = ("--deterministic", "--workers", workers, "--time-limit", "2", "--out", "plan.json")
+        assert run("plan", "problem.json", *options)[0] == 0
+        texts.append(re.sub(r'"seconds": [0-9.e-]+', '"seconds": 0', Path("plan.json").read_text()))
+    assert texts[0] == texts[1]
+
+
+def test_a_problem_that_fits_nowhere_is_explained(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=600 * MEBIBYTE, global_batch=8), "problem.json")
+    code, out, err = run("plan", "problem.json", "--out", "plan.json")
+    assert (code, out) == (3, "")
+    assert re.search(r"bytes short on stage \d+ .*a plan exists from \d+ MB per device", err)
+    assert os.listdir() == ["problem.json"]
+
+
+def test_a_batch_that_no_micro_batch_divides(run: Run) -> None:
+    problem = chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=9)
+    write_document(replace(problem, space=replace(problem.space, micro_batch_sizes=(2, 4))), "problem.json")
+    code, _, err = run("plan", "problem.json", "--out", "plan.json")
+    assert code == 2
+    assert "divides 9" in err
+
+
+def test_no_time_for_any_plan(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
+    code, out, err = run("plan", "problem.json", "--deterministic", "--time-limit", "1e-9", "--out", "plan.json")
+    assert (code, out) == (4, "")
+    assert "one may exist" in err
+    assert os.listdir() == ["problem.json"]
+
+
+def test_measured_profiles_are_imported(run: Run, data: Path) -> None:
+    source = ("import", "aceso", str(data / "aceso" / "miniset"), "--model", "gpt", "--size", "1_3B")
+    machine = ("--devices-per-node", "4", "--memory-mb", "12000", "--global-batch", "512")
+    code, out, err = run(*source, *machine, "--out", "problem.json")
+    assert (code, out, err) == (0, "gpt 1_3B: 315 operators, 4 devices\n", "")
+    code, narrow, _ = run(*source, *machine, "--micro-batches", "2,4", "--out", "-")
+    assert code == 0
+    assert json.loads(narrow)["space"]["micro_batch_sizes"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("nowhere", "--model", "gpt", "--size", "1_3B"), "nowhere"),
+        ((".", "--model", "gpt", "--size", "9B"), "gpt_9B"),
+        ((".", "--model", "bert", "--size", "1B"), "bert"),
+    ],
+)
+def test_a_database_that_is_none(run: Run, arguments: tuple[str, ...], part: str) -> None:
+    machine = ("--devices-per-node", "4", "--memory-mb", "12000", "--global-batch", "512", "--out", "problem.json")
+    code, out, err = run("import", "aceso", *arguments, *machine)
+    assert (code, out) == (2, "")
+    assert part in err
+    assert err.count("\n") == 1
+    assert os.listdir() == []
+
+
+def test_ctrl_c_on_a_terminal_gives_the_best_plan_so_far(tmp_path: Path) -> None:
+    """Progress is shown on a terminal; the signal is sent when it tells of the first plan."""
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    command = [sys.executable, "-m", "solver_plan"]
+    problem, plan = str(tmp_path / "problem.json"), str(tmp_path / "plan.json")
+    profile = [f"{PROJECT}/models/gpt.py:gpt3_13b", "--cluster", "v100_4nodes_8x32gb", "--global-batch", "1024"]
+    subprocess.run([*command, "profile", *profile, "--out", problem], env=environment, check=True, capture_output=True)
+    terminal, end = pty.openpty()
+    planning = [*command, "plan", problem, "--time-limit", "3600", "--out", plan, "--json"]
+    process = subprocess.Popen(planning, env=environment, stdout=subprocess.PIPE, stderr=end, text=True)
+    os.close(end)
+    seen = ""
+    while "plan " not in seen:
+        seen += os.read(terminal, 1000).decode()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    os.close(terminal)
+    assert process.returncode == 0
+    certificate = json.loads(out)
+    assert (certificate["status"], certificate["stopped_by"]) == ("feasible", "interrupt")
+    assert main(["check", problem, plan]) == 0
