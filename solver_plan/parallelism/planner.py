@@ -265,12 +265,14 @@ class Planner:
             if key not in size.found:
                 choice, first, end, behind = key
                 need = graph.need_bytes(arcs, index)
-                least_ms, marks = size.least[key]
-                if np.isfinite(least_ms) and not size.upper[choice].fits(first, end, need, behind, marks):
+                size.found[key] = (np.inf, ())
+                marks = size.least[key][1]
+                if marks and not size.upper[choice].fits(first, end, need, behind, marks):
                     self.clock.spend(STAGE_COST_S)
                     found = size.upper[choice].cheapest(first, end, need, behind)
-                    least_ms, marks = (np.inf, ()) if found is None else (found.time_ms, found.marks)
-                size.found[key] = (least_ms, marks)
+                    marks = () if found is None else found.marks
+                if marks:
+                    size.found[key] = (float(size.batch.choices[choice].forward_ms[first:end] @ np.array(marks)), marks)
         return np.array([size.found[keys[index]][0] for index in indices])
 
     def _offer(

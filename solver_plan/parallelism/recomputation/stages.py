@@ -28,8 +28,8 @@ from solver_plan.parallelism.recomputation.fronts import (
     BYTE_ROUNDING,
     Front,
     Integers,
-    hull,
     pareto,
+    relaxed_ms,
     sum_of,
 )
 from solver_plan.parallelism.recomputation.patterns import Floats, Patterns, piece_patterns
@@ -56,6 +56,7 @@ class Recomputation:
     """Least recomputation found: its time, and the marks of the operators of the stage."""
 
     time_ms: float
+    """For `LOWER`, a lower bound; in most cases that of the marks."""
     marks: tuple[bool, ...]
 
 
@@ -136,8 +137,7 @@ class StageRecomputation:
         for place in self._typical:
             for limit in self.peaks[:: max(1, len(self.peaks) // 12)]:
                 front = self.piece_front(*place, float(limit))
-                corners = hull(front)
-                slopes.append(np.diff(front.time_ms[corners]) / np.diff(front.saved_bytes[corners]))
+                slopes.append(front.segments[1] / front.segments[0])
         distinct = np.unique(np.concatenate(slopes).round(18))
         if len(distinct) > MOST_PRICES:
             distinct = distinct[np.linspace(0, len(distinct) - 1, MOST_PRICES).round().astype(int)]
@@ -195,7 +195,7 @@ class StageRecomputation:
             parts = [self.piece_front(*place, limit) for place in _places(self.pieces(*unit), inner, ends_stage)]
             fronts = parts[:1]
             for front in parts[1:]:
-                fronts.append(sum_of(fronts[-1], front, max(part.steepest_step_ms for part in parts)))
+                fronts.append(sum_of(fronts[-1], front))
             self._units[key] = fronts
         return self._units[key]
 
@@ -209,8 +209,7 @@ class StageRecomputation:
             if count == 1:
                 self._sums[key] = self._unit_fronts(unit, inner, ends_stage, limit)[-1]
             else:
-                one = self._sum(unit, 1, limit)
-                self._sums[key] = sum_of(self._sum(unit, count - 1, limit), one, one.steepest_step_ms)
+                self._sums[key] = sum_of(self._sum(unit, count - 1, limit), self._sum(unit, 1, limit))
         return self._sums[key]
 
     # -- exact --------------------------------------------------------------------------------------------------
@@ -268,18 +267,33 @@ class StageRecomputation:
         targets = (need_bytes + limits) / (behind + 1)
         bounds = self._bounds(places, limits, targets)
         best = (np.inf, -1, -1, -1.0)
+        least_ms = np.inf
         for index in np.argsort(bounds, kind="stable"):
-            if bounds[index] >= best[0] * (1 - 1e-12):
+            if bounds[index] >= least_ms * (1 - 1e-12):
                 break
-            found = (*self._solve(first, end, float(limits[index]), float(targets[index])), float(limits[index]))
-            best = min(best, found)
+            limit, target = float(limits[index]), float(targets[index])
+            relaxed = self._relaxed(places, limit, target)
+            if relaxed >= least_ms * (1 - 1e-12):
+                continue
+            time_ms, at_ends, between, slack_ms = self._solve(first, end, limit, target)
+            best = min(best, (time_ms, at_ends, between, limit))
+            # fronts hold every answer within their slack of the relaxation
+            least_ms = min(least_ms, time_ms, relaxed + slack_ms)
         if not np.isfinite(best[0]):
             return None
         chosen = self._unfold_stage(first, end, *best[1:])
         marks: list[bool] = []
         for place, number in zip(places, chosen, strict=True):
             marks.extend(bool(mark) for mark in self.patterns(*place).bits[number])
-        return Recomputation(best[0], tuple(marks))
+        return Recomputation(least_ms if self._side is Side.LOWER else best[0], tuple(marks))
+
+    def _relaxed(self, places: list[tuple[Span, bool, bool]], limit: float, target: float) -> float:
+        counts: dict[Key, tuple[Front, int]] = {}
+        for place in places:
+            key = self._key(*place)
+            front, count = counts.get(key) or (self.piece_front(*place, limit), 0)
+            counts[key] = (front, count + 1)
+        return relaxed_ms(list(counts.values()), target)
 
     def _bounds(self, places: list[tuple[Span, bool, bool]], limits: Floats, targets: Floats) -> Floats:
         """Return the lower bound of the recomputation time for each limit on the peak."""
@@ -292,8 +306,8 @@ class StageRecomputation:
             total += known[key]
         return np.asarray((total + targets[:, None] * self.prices[None, :]).max(axis=1))
 
-    def _solve(self, first: int, end: int, limit: float, target: float) -> tuple[float, int, int]:
-        """Return the least time that saves `target` with peaks of at most `limit`, and where it is found.
+    def _solve(self, first: int, end: int, limit: float, target: float) -> tuple[float, int, int, float]:
+        """Return the least time that saves `target` with peaks of at most `limit`, where it is found, and the slack.
 
         The place is an index into the sums of head and tail, and a point of the front of what is between them, both -1
         where there is nothing of the kind.
@@ -302,7 +316,7 @@ class StageRecomputation:
         head = self._unit_front(units[0], False, len(units) == 1, limit)
         if len(units) == 1:
             time, point = head.cheapest(np.array([target]))
-            return float(time[0]), int(point[0]), -1
+            return float(time[0]), int(point[0]), -1, head.slack_ms
         tail = self._unit_front(units[-1], True, True, limit)
         ends_saved = (head.saved_bytes[:, None] + tail.saved_bytes[None, :]).ravel()
         ends_time = (head.time_ms[:, None] + tail.time_ms[None, :]).ravel()
@@ -310,11 +324,12 @@ class StageRecomputation:
         if not runs:
             fitting = np.where(ends_saved >= target - BYTE_ROUNDING, ends_time, np.inf)
             best = int(np.argmin(fitting))
-            return float(fitting[best]), best, -1
-        time, point = self._run_fronts(runs, limit)[-1].cheapest(target - ends_saved)
+            return float(fitting[best]), best, -1, min(head.slack_ms, tail.slack_ms)
+        middle = self._run_fronts(runs, limit)[-1]
+        time, point = middle.cheapest(target - ends_saved)
         total = ends_time + time
         best = int(np.argmin(total))
-        return float(total[best]), best, int(point[best])
+        return float(total[best]), best, int(point[best]), min(head.slack_ms, middle.slack_ms, tail.slack_ms)
 
     def _unfold_stage(self, first: int, end: int, at_ends: int, between: int, limit: float) -> list[int]:
         """Return the pattern of each piece of a stage behind what `_solve` found."""
@@ -343,9 +358,8 @@ class StageRecomputation:
     def _run_fronts(self, runs: list[tuple[Span, int]], limit: float) -> list[Front]:
         """Return the fronts of the first, the first two, … runs."""
         fronts = [self._sum(*runs[0], limit)]
-        slack = max(self._sum(unit, 1, limit).steepest_step_ms for unit, _ in runs)
         for unit, count in runs[1:]:
-            fronts.append(sum_of(fronts[-1], self._sum(unit, count, limit), slack))
+            fronts.append(sum_of(fronts[-1], self._sum(unit, count, limit)))
         return fronts
 
     def _unfold_runs(self, runs: list[tuple[Span, int]], fronts: list[Front], point: int, limit: float) -> list[int]:
