@@ -100,7 +100,8 @@ class Planner:
         budget = self.clock.budget
         solver = f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}"
         certificate = self.incumbent.certificate(
-            "exhaustive grid" if heuristic == "grid" else solver, completed=heuristic is not None
+            "exhaustive grid" if heuristic == "grid" else solver,
+            completed=heuristic is not None or not self.clock.expired,
         )
         assert self.incumbent.plan is not None
         return Planned(

@@ -224,9 +224,7 @@ class StageGraph:
             complete = left == 0 or not self.problem.space.use_all_devices
             reachable = np.where(first == 0, complete, left > 0)
             front = self._front_device_ms[first] / max(left, 1)
-            value = self._scale * np.maximum(new_max, front)
-            if self._sum_weight:
-                value = value + self._sum_weight * (new_sum + self._front_ms[first])
+            value = self._value(np.maximum(new_max, front), new_sum + self._front_ms[first])
             keep = np.flatnonzero(reachable & (value <= self._cutoff))
             if not len(keep):
                 continue
@@ -324,10 +322,7 @@ class StageGraph:
         slowest = np.maximum(time, behind_max_of[s, e, u])
         np.maximum(slowest, front_max_of[s + 1, a, u + counts], out=slowest)
         total = time + behind_sum_of[s, e, u] + front_sum_of[s + 1, a, u + counts]
-        value = self._scale * slowest
-        if self._sum_weight:
-            value = value + self._sum_weight * total
-        return np.asarray(value)
+        return self._value(slowest, total)
 
     @cached_property
     def device_counts(self) -> Integers:
@@ -337,6 +332,15 @@ class StageGraph:
     def objective(self, time_ms: Floats) -> float:
         """Return the objective of a pipeline from the times of its stages, shape (stages,)."""
         return float(self._scale * time_ms.max() + self._sum_weight * time_ms.sum())
+
+    def _value(self, slowest: Floats, total: Floats) -> Floats:
+        """Return the objective from the slowest stage and the sum of the stages, infinite where either is."""
+        value = np.where(np.isfinite(slowest), 0.0, np.inf)
+        if self._scale:
+            value = value + self._scale * slowest
+        if self._sum_weight:
+            value = value + self._sum_weight * total
+        return np.asarray(value)
 
     def at_first_node(self, behind: Floats) -> float:
         """Return the potential of whole pipelines, from the potentials behind the nodes of one s."""
