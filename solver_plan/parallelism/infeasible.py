@@ -15,7 +15,7 @@ from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.recomputation.stages import StageRecomputation
-from solver_plan.parallelism.stage_graph import Arcs, Integers, StageGraph, _ChoiceTable
+from solver_plan.parallelism.stage_graph import Arcs, ChoiceTable, Integers, StageGraph
 
 MEGABYTE = 2**20
 MOST_NODES = 8
@@ -46,10 +46,10 @@ class MemoryGraph(StageGraph):
         total = np.concatenate([np.zeros(1), np.cumsum(state)])
         return total, np.zeros(len(total))
 
-    def _constant_part(self, table: _ChoiceTable) -> Floats:
+    def _constant_part(self, table: ChoiceTable) -> Floats:
         return table.spans.fixed_bytes
 
-    def _variable_part(self, table: _ChoiceTable, behind: int, candidates: Integers) -> Floats:
+    def _variable_part(self, table: ChoiceTable, behind: int, candidates: Integers) -> Floats:
         held = (behind + 1) * table.spans.input_and_held_bytes[candidates]
         return held - table.bound.most_saved_bytes(behind, candidates)
 

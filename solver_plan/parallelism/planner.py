@@ -32,6 +32,7 @@ from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
+from solver_plan.parallelism.windows import WindowGraph
 from solver_plan.solving import Budget, Clock, Incumbent, Planned, Progress, silent, solve_cp_sat
 from solver_plan.solving.cp_sat import cp_sat_version
 from solver_plan.solving.outcome import Effort
@@ -189,8 +190,8 @@ class Planner:
 
     def _explore(self, size: _Size, cutoff_ms: float) -> None:
         """List the stages that a pipeline of one micro-batch size below the cutoff may have, and make them exact."""
-        everywhere = np.ones(len(self.problem.operators) + 1, dtype=np.bool_)
-        graph = self._graph(size, cutoff_ms, everywhere)
+        windows = WindowGraph(self.problem, self._shape, size.batch, size.lower, cutoff_ms, self._block_cuts)
+        graph = self._graph(size, cutoff_ms, windows.cuts())
         arcs = graph.arcs()
         self.clock.spend(GRAPH_COST_S * graph.span_count)
         arcs = self._descend(size, graph, arcs, patience=10)

@@ -82,7 +82,9 @@ class Arcs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ChoiceTable:
+class ChoiceTable:
+    """The stages of one choice and what their bounds need."""
+
     costs: ChoiceCosts
     spans: Spans
     """Ordered by end, then first."""
@@ -107,7 +109,6 @@ class StageGraph:
         self.batch = batch
         self._cutoff = cutoff_ms
         self._shape = shape
-        self._operators = len(problem.operators)
         self._devices = problem.cluster.devices
         self._per_node = problem.cluster.devices_per_node
         self._most_stages = min(
@@ -121,9 +122,7 @@ class StageGraph:
             self._table(costs, r, longest, cuts) for costs, r in zip(batch.choices, recomputations, strict=True)
         ]
 
-    def _table(
-        self, costs: ChoiceCosts, recomputation: StageRecomputation, longest: float, cuts: Bools
-    ) -> _ChoiceTable:
+    def _table(self, costs: ChoiceCosts, recomputation: StageRecomputation, longest: float, cuts: Bools) -> ChoiceTable:
         by_first = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
         order = np.lexsort((by_first.first, by_first.end))
         ordered = Spans(
@@ -133,9 +132,9 @@ class StageGraph:
             by_first.input_and_held_bytes[order],
             by_first.fixed_bytes[order],
         )
-        offset = np.searchsorted(ordered.end, np.arange(self._operators + 2))
+        offset = np.searchsorted(ordered.end, np.arange(self.positions + 2))
         bound = RecomputationBound(ordered, recomputation, self.problem.cluster.usable_bytes_per_device)
-        return _ChoiceTable(costs, ordered, bound, offset)
+        return ChoiceTable(costs, ordered, bound, offset)
 
     def _work_bounds(self) -> tuple[Floats, Floats]:
         """Return the least device time and the least time of the operators in front of each cut."""
@@ -143,6 +142,11 @@ class StageGraph:
         device_ms = (busy * self.device_counts[:, None]).min(axis=0)
         total_ms = np.concatenate([np.zeros(1), np.cumsum(busy.min(axis=0))])
         return np.concatenate([np.zeros(1), np.cumsum(device_ms)]), total_ms
+
+    @property
+    def positions(self) -> int:
+        """Number of places, beside the end, where a stage may be cut."""
+        return len(self._shape.classes)
 
     @property
     def span_count(self) -> int:
@@ -172,11 +176,11 @@ class StageGraph:
 
     def _sweep_back(self) -> tuple[list[Floats], list[Floats], Arcs]:
         """Return the least maximum and sum behind each node, shape (operators + 1, devices + 1) per s, and the arcs."""
-        shape = (self._operators + 1, self._devices + 1)
+        shape = (self.positions + 1, self._devices + 1)
         start_max, start_sum = np.full(shape, np.inf), np.full(shape, np.inf)
-        start_max[self._operators, 0] = start_sum[self._operators, 0] = 0.0
+        start_max[self.positions, 0] = start_sum[self.positions, 0] = 0.0
         if not self.problem.space.use_all_devices:
-            start_max[self._operators, :] = start_sum[self._operators, :] = 0.0
+            start_max[self.positions, :] = start_sum[self.positions, :] = 0.0
         maxima, sums = [start_max], [start_sum]
         parts: list[tuple[int, int, int, Integers, Floats, Floats]] = []
         for s in range(self._most_stages):
@@ -196,7 +200,7 @@ class StageGraph:
         self,
         s: int,
         number: int,
-        table: _ChoiceTable,
+        table: ChoiceTable,
         maximum: Floats,
         total: Floats,
         next_max: Floats,
@@ -232,10 +236,10 @@ class StageGraph:
             np.minimum.at(next_sum[:, u + devices], first[keep], new_sum[keep])
             yield s, number, u, begin + keep, transfer[keep], recompute[begin + keep]
 
-    def _constant_part(self, table: "_ChoiceTable") -> Floats:
+    def _constant_part(self, table: "ChoiceTable") -> Floats:
         return table.spans.busy_ms
 
-    def _variable_part(self, table: "_ChoiceTable", behind: int, candidates: Integers) -> Floats:
+    def _variable_part(self, table: "ChoiceTable", behind: int, candidates: Integers) -> Floats:
         return table.bound.milliseconds(behind, candidates)
 
     def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
@@ -265,14 +269,14 @@ class StageGraph:
 
     def potentials_behind(self, arcs: Arcs) -> tuple[list[Floats], list[Floats]]:
         """Return the least maximum and sum behind each node over the arcs."""
-        shape = (self._operators + 1, self._devices + 1)
+        shape = (self.positions + 1, self._devices + 1)
         most = int(arcs.behind.max(initial=-1)) + 1
         maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
         sums = [np.full(shape, np.inf) for _ in range(most + 1)]
-        maxima[0][self._operators, 0] = sums[0][self._operators, 0] = 0.0
+        maxima[0][self.positions, 0] = sums[0][self.positions, 0] = 0.0
         free = not self.problem.space.use_all_devices
         if free:
-            maxima[0][self._operators, :] = sums[0][self._operators, :] = 0.0
+            maxima[0][self.positions, :] = sums[0][self.positions, :] = 0.0
         time, counts = arcs.time_ms, self.device_counts[arcs.choice]
         for s in range(most):
             at = np.flatnonzero(arcs.behind == s)
@@ -286,7 +290,7 @@ class StageGraph:
 
     def potentials_front(self, arcs: Arcs) -> tuple[list[Floats], list[Floats]]:
         """Return the least maximum and sum in front of each node over the arcs."""
-        shape = (self._operators + 1, self._devices + 1)
+        shape = (self.positions + 1, self._devices + 1)
         most = int(arcs.behind.max(initial=-1)) + 1
         maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
         sums = [np.full(shape, np.inf) for _ in range(most + 1)]
