@@ -24,7 +24,7 @@ from models.gpt import describe
 from models.transformer import FUSED, Passes, Transformer
 from solver_plan.errors import InputError
 from solver_plan.profiles.cluster import ClusterDescription, read_cluster
-from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, BytesPerParameter, DataType
+from solver_plan.profiles.description import ADAM_16_BIT, ADAM_16_BIT_GRADIENTS_32_BIT, DataType
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_DATA = ROOT.parent / "shared" / "data"
@@ -248,9 +248,7 @@ def _shape(run: PublishedRun) -> Transformer:
         attention="eager" if eager else "flash",
         passes=_kernels(run),
         data_type=PRECISIONS[run.precision],
-        bytes_per_parameter=BytesPerParameter(weight=2, gradient=2, optimizer_state=12)
-        if run.id == "bridge-verification-001"
-        else ADAM_16_BIT_GRADIENTS_32_BIT,
+        bytes_per_parameter=ADAM_16_BIT if run.id == "bridge-verification-001" else ADAM_16_BIT_GRADIENTS_32_BIT,
     )
 
 

@@ -10,9 +10,9 @@ follows the matrix products of a layer is kept by sequence, so that it divides w
 from dataclasses import dataclass
 from typing import Literal
 
+from solver_plan.parallelism.problem import BytesPerParameter
 from solver_plan.profiles.description import (
     ADAM_16_BIT,
-    BytesPerParameter,
     Collective,
     DataType,
     FusedAttention,
