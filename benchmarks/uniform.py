@@ -11,6 +11,7 @@ from typing import Literal
 from solver_plan.parallelism.costs.full import (
     Ring,
     StageWork,
+    exposed_transfers,
     in_flight,
     iteration_ms,
     memory_bytes,
@@ -291,12 +292,15 @@ def _transfer_ms(description: ModelDescription, cluster: ClusterDescription, con
 
     Each tensor-parallel device sends its share and the receivers gather it (Narayanan et al., SC 2021, section 4.1).
     """
-    if configuration.pipeline == 1 or configuration.transfer_overlap:
+    pipeline, virtual = configuration.pipeline, configuration.virtual_stages
+    if pipeline == 1:
         return 0.0
+    hidden = configuration.transfer_overlap
+    share = exposed_transfers(pipeline, configuration.micro_batches, virtual) if hidden else 1.0
     residual = next(operator for operator in description.operators if operator.kind == "mlp_dropout_add")
     payload = residual.partitions[0].output.per_device(1) * configuration.micro_batch / configuration.tensor_parallel
     link = cluster.inter_node
-    return 2 * configuration.virtual_stages * (link.latency_ms + payload / link.bytes_per_s * 1e3)
+    return share * 2 * virtual * (link.latency_ms + payload / link.bytes_per_s * 1e3)
 
 
 def _shared_ms(description: ModelDescription, cluster: ClusterDescription, configuration: Configuration) -> float:
