@@ -82,6 +82,8 @@ class PublishedRun:
     compile: bool | None
     step_time_s: float | None
     peak_mem_gib: float | None
+    mem_states_gib: float | None
+    mem_act_gib: float | None
     fits: bool | None
 
 

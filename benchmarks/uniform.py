@@ -66,6 +66,8 @@ class _Totals:
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     kept_bytes: float = 0.0
+    output_bytes: float = 0.0
+    """What leaves the last of the operators."""
     peak_bytes: float = 0.0
     workspace_bytes: float = 0.0
     weight_bytes: float = 0.0
@@ -75,6 +77,7 @@ class _Totals:
             forward_ms=self.forward_ms + other.forward_ms,
             backward_ms=self.backward_ms + other.backward_ms,
             kept_bytes=self.kept_bytes + other.kept_bytes,
+            output_bytes=other.output_bytes,
             peak_bytes=max(self.peak_bytes, other.peak_bytes),
             workspace_bytes=max(self.workspace_bytes, other.workspace_bytes),
             weight_bytes=self.weight_bytes + other.weight_bytes,
@@ -88,6 +91,9 @@ class UniformPipeline:
     configuration: Configuration
     stages: tuple[StageWork, ...]
     memory_bytes: float
+    """Of the fullest device."""
+    held_bytes: float
+    """States and activations of the fullest device, without what is brought back or taken beside."""
     memory_bytes_per_s: float
     shared_ms: float
 
@@ -137,20 +143,18 @@ def uniform_pipeline(
         )
         for device, total in enumerate(totals)
     )
+    flights = [in_flight(pipeline, index, configuration.micro_batches, virtual) for index in range(pipeline)]
+    devices = list(zip(stages, flights, totals, strict=True))
+    held = max(memory_bytes(stage, flight, total.kept_bytes, 0, 0) for stage, flight, total in devices)
     memory = max(
-        memory_bytes(
-            stage,
-            in_flight(pipeline, index, configuration.micro_batches, virtual),
-            total.kept_bytes,
-            total.peak_bytes,
-            total.workspace_bytes,
-        )
-        for index, (stage, total) in enumerate(zip(stages, totals, strict=True))
+        memory_bytes(stage, flight, total.kept_bytes, total.peak_bytes, total.workspace_bytes)
+        for stage, flight, total in devices
     )
     return UniformPipeline(
         configuration=configuration,
         stages=stages,
         memory_bytes=memory,
+        held_bytes=held,
         memory_bytes_per_s=device_rate,
         shared_ms=_shared_ms(description, cluster, configuration),
     )
@@ -231,6 +235,7 @@ def _operator_totals(
         forward_ms=time.forward_ms + exposed * time.forward_collective_ms,
         backward_ms=time.backward_ms + exposed * time.backward_collective_ms,
         kept_bytes=partition.kept.per_device(degree, sequence_parallel) * batch,
+        output_bytes=partition.output.per_device(degree, sequence_parallel) * batch,
         workspace_bytes=batch
         * (
             partition.forward_workspace.per_device(degree, sequence_parallel)
@@ -250,7 +255,7 @@ def _block_totals(
     recomputed_ms = saved = 0.0
     if configuration.recompute == "blocks":
         share = configuration.recomputed_share
-        recomputed_ms, saved = share * total.forward_ms, share * (kept - block[-1][1].kept_bytes)
+        recomputed_ms, saved = share * total.forward_ms, share * (kept - total.output_bytes)
     elif configuration.recompute in ("attention", "mlp"):
         names = CORE if configuration.recompute == "attention" else MLP
         chosen = [price for kind, price in block if kind in names]
@@ -267,6 +272,7 @@ def _block_totals(
         forward_ms=total.forward_ms,
         backward_ms=total.backward_ms + recomputed_ms,
         kept_bytes=kept - saved,
+        output_bytes=total.output_bytes,
         peak_bytes=saved,
         workspace_bytes=total.workspace_bytes,
         weight_bytes=total.weight_bytes,
