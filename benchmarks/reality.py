@@ -198,8 +198,9 @@ def report(runs: Sequence[PublishedRun]) -> Iterator[str]:
     yield ""
     trained = [each for each in compared if each.run.kind == "run"]
     yield f"runs that trained and are predicted not to fit: {sum(not each.fits for each in trained)} of {len(trained)}"
-    failed = [each for each in compared if each.run.kind == "oom"]
-    yield f"runs that ran out of memory and are predicted so: {sum(not each.fits for each in failed)} of {len(failed)}"
+    failed = [each for each in compared if each.run.fits is False]
+    caught = sum(not each.fits for each in failed)
+    yield f"runs that ran out of memory, not by fragmentation alone, and are predicted so: {caught} of {len(failed)}"
     yield "outside:"
     for reason, count in Counter(outside(run) for run in runs if outside(run)).most_common():
         yield f"  {count:3} {reason}"
