@@ -24,7 +24,7 @@ from models.gpt import describe
 from models.transformer import FUSED, Passes, Transformer
 from solver_plan.errors import InputError
 from solver_plan.profiles.cluster import ClusterDescription, read_cluster
-from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, BytesPerParameter, DataType
+from solver_plan.profiles.description import ADAM_16_BIT, ADAM_16_BIT_GRADIENTS_32_BIT, DataType
 
 ROOT = Path(__file__).parents[1]
 DEFAULT_DATA = ROOT.parent / "shared" / "data"
@@ -82,6 +82,8 @@ class PublishedRun:
     compile: bool | None
     step_time_s: float | None
     peak_mem_gib: float | None
+    mem_states_gib: float | None
+    mem_act_gib: float | None
     fits: bool | None
 
 
@@ -180,23 +182,38 @@ def report(runs: Sequence[PublishedRun]) -> Iterator[str]:
     for each in compared:
         yield _line(each, factors)
     yield ""
-    before = [abs(each.error()) for each in timed]
-    after = [abs(each.error(factors[each.cluster.device.name])) for each in timed]
-    yield f"median error of {len(timed)} step times: {statistics.median(before):.1%} uncalibrated"
-    yield f"with one factor for each kind of GPU: {statistics.median(after):.1%}"
+    yield "| GPU | runs | median error | factor | median error with it | and fitted without the run |"
+    yield "|---|---|---|---|---|---|"
+    plain: list[float] = []
+    fitted: list[float] = []
+    held_out: list[float] = []
     for gpu, factor in factors.items():
-        mine = [abs(each.error()) for each in timed if each.cluster.device.name == gpu]
-        then = [abs(each.error(factor)) for each in timed if each.cluster.device.name == gpu]
-        yield (
-            f"  {gpu}: {len(mine)} runs, {statistics.median(mine):.1%}; {statistics.median(then):.1%} with {factor:.3f}"
-        )
+        mine = [each for each in timed if each.cluster.device.name == gpu]
+        errors = [abs(each.error()) for each in mine]
+        after = [abs(each.error(factor)) for each in mine]
+        others = [_held_out_error(each, mine) for each in mine] if len(mine) > 1 else []
+        plain, fitted, held_out = plain + errors, fitted + after, held_out + others
+        yield f"| {gpu} | {len(mine)} | {_median(errors)} | {factor:.2f} | {_median(after)} | {_median(others)} |"
+    yield f"| all | {len(timed)} | {_median(plain)} | | {_median(fitted)} | {_median(held_out)} |"
+    yield ""
     trained = [each for each in compared if each.run.kind == "run"]
     yield f"runs that trained and are predicted not to fit: {sum(not each.fits for each in trained)} of {len(trained)}"
-    failed = [each for each in compared if each.run.kind == "oom"]
-    yield f"runs that ran out of memory and are predicted so: {sum(not each.fits for each in failed)} of {len(failed)}"
+    failed = [each for each in compared if each.run.fits is False]
+    caught = sum(not each.fits for each in failed)
+    yield f"runs that ran out of memory, not by fragmentation alone, and are predicted so: {caught} of {len(failed)}"
     yield "outside:"
     for reason, count in Counter(outside(run) for run in runs if outside(run)).most_common():
         yield f"  {count:3} {reason}"
+
+
+def _held_out_error(held_out: Compared, same_gpu: Sequence[Compared]) -> float:
+    """Return the error of a run with the factor that all other runs of its GPU give."""
+    (factor,) = calibrate([each for each in same_gpu if each is not held_out]).values()
+    return abs(held_out.error(factor))
+
+
+def _median(errors: Sequence[float]) -> str:
+    return f"{statistics.median(errors):.1%}" if errors else "-"
 
 
 def _line(each: Compared, factors: dict[str, float]) -> str:
@@ -248,9 +265,7 @@ def _shape(run: PublishedRun) -> Transformer:
         attention="eager" if eager else "flash",
         passes=_kernels(run),
         data_type=PRECISIONS[run.precision],
-        bytes_per_parameter=BytesPerParameter(weight=2, gradient=2, optimizer_state=12)
-        if run.id == "bridge-verification-001"
-        else ADAM_16_BIT_GRADIENTS_32_BIT,
+        bytes_per_parameter=ADAM_16_BIT if run.id == "bridge-verification-001" else ADAM_16_BIT_GRADIENTS_32_BIT,
     )
 
 

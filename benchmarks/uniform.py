@@ -11,6 +11,7 @@ from typing import Literal
 from solver_plan.parallelism.costs.full import (
     Ring,
     StageWork,
+    exposed_transfers,
     in_flight,
     iteration_ms,
     memory_bytes,
@@ -65,6 +66,8 @@ class _Totals:
     forward_ms: float = 0.0
     backward_ms: float = 0.0
     kept_bytes: float = 0.0
+    output_bytes: float = 0.0
+    """What leaves the last of the operators."""
     peak_bytes: float = 0.0
     workspace_bytes: float = 0.0
     weight_bytes: float = 0.0
@@ -74,6 +77,7 @@ class _Totals:
             forward_ms=self.forward_ms + other.forward_ms,
             backward_ms=self.backward_ms + other.backward_ms,
             kept_bytes=self.kept_bytes + other.kept_bytes,
+            output_bytes=other.output_bytes,
             peak_bytes=max(self.peak_bytes, other.peak_bytes),
             workspace_bytes=max(self.workspace_bytes, other.workspace_bytes),
             weight_bytes=self.weight_bytes + other.weight_bytes,
@@ -87,6 +91,9 @@ class UniformPipeline:
     configuration: Configuration
     stages: tuple[StageWork, ...]
     memory_bytes: float
+    """Of the fullest device."""
+    held_bytes: float
+    """States and activations of the fullest device, without what is brought back or taken beside."""
     memory_bytes_per_s: float
     shared_ms: float
 
@@ -136,20 +143,18 @@ def uniform_pipeline(
         )
         for device, total in enumerate(totals)
     )
+    flights = [in_flight(pipeline, index, configuration.micro_batches, virtual) for index in range(pipeline)]
+    devices = list(zip(stages, flights, totals, strict=True))
+    held = max(memory_bytes(stage, flight, total.kept_bytes, 0, 0) for stage, flight, total in devices)
     memory = max(
-        memory_bytes(
-            stage,
-            in_flight(pipeline, index, configuration.micro_batches, virtual),
-            total.kept_bytes,
-            total.peak_bytes,
-            total.workspace_bytes,
-        )
-        for index, (stage, total) in enumerate(zip(stages, totals, strict=True))
+        memory_bytes(stage, flight, total.kept_bytes, total.peak_bytes, total.workspace_bytes)
+        for stage, flight, total in devices
     )
     return UniformPipeline(
         configuration=configuration,
         stages=stages,
         memory_bytes=memory,
+        held_bytes=held,
         memory_bytes_per_s=device_rate,
         shared_ms=_shared_ms(description, cluster, configuration),
     )
@@ -230,6 +235,7 @@ def _operator_totals(
         forward_ms=time.forward_ms + exposed * time.forward_collective_ms,
         backward_ms=time.backward_ms + exposed * time.backward_collective_ms,
         kept_bytes=partition.kept.per_device(degree, sequence_parallel) * batch,
+        output_bytes=partition.output.per_device(degree, sequence_parallel) * batch,
         workspace_bytes=batch
         * (
             partition.forward_workspace.per_device(degree, sequence_parallel)
@@ -249,7 +255,7 @@ def _block_totals(
     recomputed_ms = saved = 0.0
     if configuration.recompute == "blocks":
         share = configuration.recomputed_share
-        recomputed_ms, saved = share * total.forward_ms, share * (kept - block[-1][1].kept_bytes)
+        recomputed_ms, saved = share * total.forward_ms, share * (kept - total.output_bytes)
     elif configuration.recompute in ("attention", "mlp"):
         names = CORE if configuration.recompute == "attention" else MLP
         chosen = [price for kind, price in block if kind in names]
@@ -266,6 +272,7 @@ def _block_totals(
         forward_ms=total.forward_ms,
         backward_ms=total.backward_ms + recomputed_ms,
         kept_bytes=kept - saved,
+        output_bytes=total.output_bytes,
         peak_bytes=saved,
         workspace_bytes=total.workspace_bytes,
         weight_bytes=total.weight_bytes,
@@ -291,12 +298,15 @@ def _transfer_ms(description: ModelDescription, cluster: ClusterDescription, con
 
     Each tensor-parallel device sends its share and the receivers gather it (Narayanan et al., SC 2021, section 4.1).
     """
-    if configuration.pipeline == 1 or configuration.transfer_overlap:
+    pipeline, virtual = configuration.pipeline, configuration.virtual_stages
+    if pipeline == 1:
         return 0.0
+    hidden = configuration.transfer_overlap
+    share = exposed_transfers(pipeline, configuration.micro_batches, virtual) if hidden else 1.0
     residual = next(operator for operator in description.operators if operator.kind == "mlp_dropout_add")
     payload = residual.partitions[0].output.per_device(1) * configuration.micro_batch / configuration.tensor_parallel
     link = cluster.inter_node
-    return 2 * configuration.virtual_stages * (link.latency_ms + payload / link.bytes_per_s * 1e3)
+    return share * 2 * virtual * (link.latency_ms + payload / link.bytes_per_s * 1e3)
 
 
 def _shared_ms(description: ModelDescription, cluster: ClusterDescription, configuration: Configuration) -> float:

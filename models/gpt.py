@@ -5,9 +5,10 @@ layer keeps s h (34 + 5 a s / h) bytes of a sample (Korthikanti et al., MLSys 20
 """
 
 import math
+from dataclasses import replace
 
-from models.transformer import SEPARATE, Transformer, chain, decoder_layer
-from solver_plan.profiles.description import ModelDescription
+from models.transformer import FUSED, SEPARATE, Transformer, chain, decoder_layer
+from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, ModelDescription
 
 
 def gpt3_350m() -> ModelDescription:
@@ -33,6 +34,21 @@ def gpt3_6_7b() -> ModelDescription:
 def gpt3_13b() -> ModelDescription:
     """40 layers of 5120."""
     return describe(gpt("gpt3-13B", layers=40, hidden=5120, heads=40))
+
+
+def gpt3_175b() -> ModelDescription:
+    """96 layers of 12288, as it is trained today: flash attention, fused kernels, bfloat16, gradients in 32 bit."""
+    shape = gpt("gpt3-175B", layers=96, hidden=12288, heads=96)
+    return describe(
+        replace(
+            shape,
+            attention="flash",
+            dropout=False,
+            passes=FUSED,
+            data_type="bfloat16",
+            bytes_per_parameter=ADAM_16_BIT_GRADIENTS_32_BIT,
+        )
+    )
 
 
 def deep(layers: int = 1024) -> ModelDescription:

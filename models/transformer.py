@@ -10,9 +10,9 @@ follows the matrix products of a layer is kept by sequence, so that it divides w
 from dataclasses import dataclass
 from typing import Literal
 
+from solver_plan.parallelism.problem import BytesPerParameter
 from solver_plan.profiles.description import (
     ADAM_16_BIT,
-    BytesPerParameter,
     Collective,
     DataType,
     FusedAttention,
@@ -174,10 +174,17 @@ def norm(shape: Transformer, *, last: bool = False) -> Partition:
     )
 
 
-def attention_layer(shape: Transformer, prefix: str = "attention") -> list[tuple[str, Partition]]:
-    """Self-attention from the products that make queries, keys and values to adding the residual."""
-    core = _eager_core(shape) if shape.attention == "eager" else [("core", _flash_core(shape))]
-    parts = [("qkv", _query_key_value(shape)), *core, ("dense", _row_parallel(shape, shape.attended))]
+def attention_layer(
+    shape: Transformer, prefix: str = "attention", source: int | None = None
+) -> list[tuple[str, Partition]]:
+    """Attention from the products that make queries, keys and values to adding the residual.
+
+    `source` is the length of the sequence that keys and values are made of, where it is not the stream itself.
+    """
+    keys = shape.sequence if source is None else source
+    core = _eager_core(shape, keys) if shape.attention == "eager" else [("core", _flash_core(shape, keys))]
+    made = _query_key_value(shape) if source is None else _cross_query_key_value(shape, source)
+    parts = [("qkv", made), *core, ("dense", _row_parallel(shape, shape.attended))]
     return [(f"{prefix}_{name}", partition) for name, partition in [*parts, ("dropout_add", residual_add(shape))]]
 
 
@@ -257,20 +264,24 @@ def head(shape: Transformer) -> Partition:
     )
 
 
-def chain(
-    shape: Transformer, layer: list[tuple[str, Partition]], block_start: str = "first_norm"
+def blocks(
+    count: int, layer: list[tuple[str, Partition]], name: str = "layer", prefix: str = ""
 ) -> tuple[OperatorDescription, ...]:
-    """Embedding, the layers, the last normalisation and the head, as one chain."""
-    blocks = [
+    """Return so many equal layers, each a block."""
+    return tuple(
         OperatorDescription(
-            name=f"layer{index}.{kind}", kind=kind, block_start=kind == block_start, partitions=(partition,)
+            name=f"{name}{index}.{kind}", kind=prefix + kind, block_start=place == 0, partitions=(partition,)
         )
-        for index in range(shape.layers)
-        for kind, partition in layer
-    ]
+        for index in range(count)
+        for place, (kind, partition) in enumerate(layer)
+    )
+
+
+def chain(shape: Transformer, layer: list[tuple[str, Partition]]) -> tuple[OperatorDescription, ...]:
+    """Embedding, the layers, the last normalisation and the head, as one chain."""
     return (
         OperatorDescription(name="embedding", kind="embedding", partitions=(embedding(shape),)),
-        *blocks,
+        *blocks(shape.layers, layer),
         OperatorDescription(name="final_norm", kind="final_norm", partitions=(norm(shape, last=True),)),
         OperatorDescription(
             name="head",
@@ -303,17 +314,38 @@ def _query_key_value(shape: Transformer) -> Partition:
     )
 
 
-def _eager_core(shape: Transformer) -> list[tuple[str, Partition]]:
+def _cross_query_key_value(shape: Transformer, source: int) -> Partition:
+    """Queries of the stream, keys and values of another sequence of the same width."""
+    queries, pairs = shape.attended, 2 * shape.key_value_heads * shape.head_dim
+    made = Size(sharded=(shape.sequence * queries + source * pairs) * ELEMENT)
+    entering = Size(sequence=(shape.sequence + source) * shape.hidden * ELEMENT)
+    return Partition(
+        products=(
+            _weight_product(shape, shape.hidden, queries, "columns"),
+            MatrixProduct(rows=source, inner=shape.hidden, columns=pairs, split="columns"),
+        ),
+        passes=_with_weights(shape, shape.passes.qkv, made, shape.hidden * (queries + pairs), entering),
+        forward_kernels=8,
+        backward_kernels=17,
+        backward_collectives=(Collective(kind="all_reduce", size=entering.sequence),),
+        weights=Size(sharded=(queries + pairs) * (shape.hidden + _bias(shape)) * ELEMENT),
+        kept=made,
+        output=Size(sequence=shape.stream) + made,
+        forward_workspace=made,
+        backward_workspace=made * 2 + entering * 2,
+    )
+
+
+def _eager_core(shape: Transformer, keys: int) -> list[tuple[str, Partition]]:
     """Scores, softmax, dropout and context, the scores written to memory in between."""
     sequence, heads, width = shape.sequence, shape.heads, shape.head_dim
-    scores = heads * sequence * sequence * ELEMENT
+    scores = heads * sequence * keys * ELEMENT
     attended = sequence * shape.attended * ELEMENT
+    values = keys * shape.key_value_heads * width * ELEMENT
     residual = Size(sequence=shape.stream)
-    beside = residual + Size(sharded=attended + scores)
+    beside = residual + Size(sharded=values + scores)
     score = Partition(
-        products=(
-            MatrixProduct(rows=sequence, inner=width, columns=sequence, count=heads, weight=False, split="count"),
-        ),
+        products=(MatrixProduct(rows=sequence, inner=width, columns=keys, count=heads, weight=False, split="count"),),
         forward_kernels=2,
         backward_kernels=5,
         output=beside,
@@ -335,9 +367,7 @@ def _eager_core(shape: Transformer) -> list[tuple[str, Partition]]:
         backward_workspace=Size(sharded=2 * scores),
     )
     context = Partition(
-        products=(
-            MatrixProduct(rows=sequence, inner=sequence, columns=width, count=heads, weight=False, split="count"),
-        ),
+        products=(MatrixProduct(rows=sequence, inner=keys, columns=width, count=heads, weight=False, split="count"),),
         forward_kernels=2,
         backward_kernels=4,
         kept=Size(sharded=attended),
@@ -348,14 +378,14 @@ def _eager_core(shape: Transformer) -> list[tuple[str, Partition]]:
     return parts if shape.dropout else [part for part in parts if part[0] != "dropout"]
 
 
-def _flash_core(shape: Transformer) -> Partition:
+def _flash_core(shape: Transformer, keys: int) -> Partition:
     attended = Size(sharded=shape.sequence * shape.attended * ELEMENT)
     statistics = Size(sharded=4 * shape.heads * shape.sequence)
     return Partition(
         attention=FusedAttention(
             heads=shape.heads,
             queries=shape.sequence,
-            keys=shape.sequence,
+            keys=keys,
             head_dim=shape.head_dim,
             causal=shape.causal,
         ),
@@ -396,13 +426,13 @@ def _with_weights(
 ) -> MemoryPass:
     """Passes of an operator with weights: its own, adding to the gradients, and casts to 8 bit.
 
-    A cast reads 2 bytes and writes two copies of 1, one of them transposed: input in the forward, gradient of the
-    output in the backward.
+    In 8 bit every factor is needed transposed as well. The kernel before the product casts its input, which leaves the
+    transposition: 1 byte read, 1 written. The gradient of the output is cast and transposed: 2 read, 1 + 1 written.
     """
-    cast = 2.0 if shape.data_type == "float8" else 0.0
+    transposed, cast = (1.0, 2.0) if shape.data_type == "float8" else (0.0, 0.0)
     entering = Size(sequence=shape.stream) if entering is None else entering
     return MemoryPass(
-        forward=tensor * counts[0] + entering * cast,
+        forward=tensor * counts[0] + entering * transposed,
         backward=tensor * (counts[1] + cast),
         backward_once=Size(sharded=weights * ELEMENT) * shape.passes.gradient_sum,
     )

@@ -59,6 +59,16 @@ Link = Annotated[
 
 
 @document
+class RingRate:
+    """Collectives on a number of devices: latency of one call, and the rate of the ring."""
+
+    devices: Count
+    latency_ms: Milliseconds
+    bus_bytes_per_s: PerSecond
+    """Bus bandwidth of NCCL tests: all-reducing s bytes on n devices moves 2 (n - 1) / n * s at this rate."""
+
+
+@document
 class Cluster:
     """Equal nodes of equal devices; device r is on node r // devices_per_node."""
 
@@ -69,6 +79,13 @@ class Cluster:
     """Fraction of the memory that is kept free."""
     intra_node: Link
     inter_node: Link
+    collectives: tuple[RingRate, ...] = ()
+    """*Added*, for `full`: inside a node, by number of devices, ascending; between two rows the smaller one counts.
+    None: rings run as fast as `intra_node`."""
+    node_bytes_per_s: PerSecond | None = None
+    """*Added*, for `full`: rate of all network adapters of a node, which its devices share; None: as `inter_node`."""
+    device_memory_bytes_per_s: PerSecond | None = None
+    """*Added*, for `full`: rate at which the optimizer step reads and writes; None: the step takes no time."""
 
     @property
     def devices(self) -> int:
@@ -93,6 +110,9 @@ class Operator:
     activation_factor: Annotated[float, Ge(0), Le(100)] = 1.0
     """*Added.* Share of the profiled activations that is really held (buffers shared with a neighbour); Aceso's cost
     model lets a recomputed segment run on past such an operator."""
+    shares_weights_with: Name | None = None
+    """*Added*, for `full`: an operator before it with the same weights (a head tied to the embedding). On one stage
+    they exist once; on two, each holds a copy and their gradients are summed once an iteration."""
 
 
 @document
@@ -114,6 +134,10 @@ class Profile:
     """*Added.* What the allocator takes beside while the forward runs."""
     backward_reserved_bytes: Bytes = 0
     """*Added.* The same for the backward."""
+    forward_collective_ms: Milliseconds = 0.0
+    """*Added*, for `full`: the part of `forward_ms` in collectives of tensor parallelism, which may be overlapped."""
+    backward_collective_ms: Milliseconds = 0.0
+    """*Added*, for `full`: the same of `backward_ms`."""
     input_layout: TensorLayout = "any"
     """*Added.*"""
     output_layout: TensorLayout = "any"
@@ -145,6 +169,35 @@ class Resharding:
 
 
 @document
+class BytesPerParameter:
+    """What training holds of one parameter; *added*, for `full`."""
+
+    weight: Count
+    """In training precision."""
+    gradient: Count
+    """4 where gradients are summed and reduced in 32 bit."""
+    optimizer_state: Bytes
+    """Moments, and master weights where the training precision is 16 bit."""
+
+    @property
+    def per_weight_byte(self) -> float:
+        """All of it for each byte of weights."""
+        return (self.weight + self.gradient + self.optimizer_state) / self.weight
+
+
+@document
+class Overlap:
+    """Which communication the training program hides behind computation; *added*, for `full`."""
+
+    tensor_parallel: bool = False
+    """Collectives of tensor parallelism run piecewise behind the products beside them."""
+    transfers: bool = False
+    """Activations and gradients travel between stages while these compute."""
+    reduction: bool = True
+    """Gradients are reduced behind the last backward, sharded weights gathered behind the first forward."""
+
+
+@document
 class Space:
     """Which plans are allowed."""
 
@@ -162,6 +215,8 @@ class Space:
     sharding: Annotated[tuple[Annotated[int, Ge(0), Le(3)], ...], Len(1)] = (0,)
     partitions: Annotated[tuple[Index, ...], Len(1)] | None = None
     """*Added.* Tensor partitions a plan may use; None: all that the profiles have."""
+    virtual_stages: Annotated[tuple[Count, ...], Len(1)] = (1,)
+    """*Added*, for `full`: parts of the chain that a group of devices may run in turn (interleaved 1F1B)."""
 
 
 @document
@@ -182,6 +237,13 @@ class ParallelismProblem(ProblemDocument):
     Adam, 4 for 32-bit."""
     resharding: Resharding | None = None
     """*Added.* None: layouts may not change within a stage, and changing would cost nothing."""
+    bytes_per_parameter: BytesPerParameter | None = None
+    """*Added*, for `full`, which shards gradients and optimizer state apart from weights."""
+    sequence_parallel: bool = False
+    """*Added*, for `full`: the profiles are those of sequence parallelism wherever tensor_parallel > 1 (Korthikanti et
+    al., MLSys 2023): what no product divides is divided along the sequence."""
+    overlap: Overlap = Overlap()
+    """*Added*, for `full`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -189,6 +251,9 @@ class ParallelismProblem(ProblemDocument):
         for index, operator in enumerate(self.operators):
             if operator.name in names:
                 raise fail(f"operators[{index}].name", operator.name, "names are unique")
+            shared = operator.shares_weights_with
+            if shared is not None and shared not in names:
+                raise fail(f"operators[{index}].shares_weights_with", shared, "an operator before this one")
             names.add(operator.name)
             if operator.profile not in self.profiles:
                 raise fail(f"operators[{index}].profile", operator.profile, "a profile is a key of profiles")
@@ -202,6 +267,7 @@ class ParallelismProblem(ProblemDocument):
             ("micro_batch_sizes", self.space.micro_batch_sizes),
             ("partitions", self.space.partitions),
             ("sharding", self.space.sharding),
+            ("virtual_stages", self.space.virtual_stages),
         ):
             repeated = _first_repeated(values or ())
             if values is not None and repeated is not None:

@@ -21,7 +21,7 @@ from solver_plan.documents import Bytes
 from solver_plan.errors import InputError
 from solver_plan.parallelism.problem import Cluster, LatencyLink, Operator, ParallelismProblem, Profile, Space
 from solver_plan.profiles.cluster import ClusterDescription, NodeLink
-from solver_plan.profiles.description import Collective, DataType, ModelDescription, Partition
+from solver_plan.profiles.description import Collective, DataType, ModelDescription, Partition, Size
 
 LARGEST_BATCH = 64
 """Larger batches of one replica gain nothing: products are at their best efficiency long before."""
@@ -47,6 +47,7 @@ def profile(
     model: str | None = None,
     batches: Sequence[int] | None = None,
     space: Space | None = None,
+    sequence_parallel: bool = False,
 ) -> ParallelismProblem:
     """Return the problem of training a model on a cluster, priced analytically.
 
@@ -63,6 +64,8 @@ def profile(
     space
         Which plans are allowed; by default one layout for a stage, stages within a node, any number of devices,
         per-operator recomputation, all devices used.
+    sequence_parallel
+        Divide along the sequence what tensor parallelism leaves whole.
 
     Raises
     ------
@@ -86,7 +89,9 @@ def profile(
         entries = tuple(
             entry
             for index, partition in enumerate(operator.partitions)
-            for entry in _profiles(description, cluster, partition, index, input_kinds[kind], batches, degrees)
+            for entry in _profiles(
+                description, cluster, partition, index, input_kinds[kind], batches, degrees, sequence_parallel
+            )
         )
         fitting = tuple(entry for entry in entries if _least_bytes(entry, description) <= usable)
         if not fitting:
@@ -109,9 +114,17 @@ def profile(
             memory_margin=cluster.device.memory_margin,
             intra_node=LatencyLink(latency_ms=intra.latency_ms, bytes_per_s=intra.bytes_per_s),
             inter_node=LatencyLink(latency_ms=inter.latency_ms, bytes_per_s=inter.bytes_per_s),
+            collectives=intra.collectives,
+            node_bytes_per_s=inter.node_bytes_per_s,
+            device_memory_bytes_per_s=cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency,
         ),
         operators=tuple(
-            Operator(name=operator.name, profile=operator.kind, block_start=operator.block_start)
+            Operator(
+                name=operator.name,
+                profile=operator.kind,
+                block_start=operator.block_start,
+                shares_weights_with=operator.shares_weights_with,
+            )
             for operator in description.operators
         ),
         profiles=profiles,
@@ -126,6 +139,8 @@ def profile(
             recompute="operator",
         ),
         state_bytes_per_weight_byte=description.bytes_per_parameter.per_weight_byte,
+        bytes_per_parameter=description.bytes_per_parameter,
+        sequence_parallel=sequence_parallel,
         provenance={"source": "analytic", "description": description.name, "cluster": cluster.name},
     )
 
@@ -196,11 +211,17 @@ def _profiles(
     before: Partition | None,
     batches: Sequence[int],
     degrees: Sequence[int],
+    sequence_parallel: bool,
 ) -> Iterator[Profile]:
+    def held(size: Size) -> int:
+        return size.per_device(degree, sequence_parallel)
+
     for batch in batches:
         for degree in degrees:
-            time = operator_time(partition, cluster, description.data_type, batch, degree)
-            entering = description.input_bytes if before is None else before.output.per_device(degree)
+            time = operator_time(
+                partition, cluster, description.data_type, batch, degree, sequence_parallel=sequence_parallel
+            )
+            entering = description.input_bytes if before is None else held(before.output)
             yield Profile(
                 batch=batch,
                 tensor_parallel=degree,
@@ -208,11 +229,13 @@ def _profiles(
                 forward_ms=time.forward_ms + time.forward_collective_ms,
                 backward_ms=time.backward_ms + time.backward_collective_ms,
                 input_bytes=entering * batch,
-                output_bytes=partition.output.per_device(degree) * batch,
+                output_bytes=held(partition.output) * batch,
                 weight_bytes=partition.weights.per_device(degree),
-                activation_bytes=partition.kept.per_device(degree) * batch,
-                forward_reserved_bytes=partition.forward_workspace.per_device(degree) * batch,
-                backward_reserved_bytes=partition.backward_workspace.per_device(degree) * batch,
+                activation_bytes=held(partition.kept) * batch,
+                forward_reserved_bytes=held(partition.forward_workspace) * batch,
+                backward_reserved_bytes=held(partition.backward_workspace) * batch,
+                forward_collective_ms=time.forward_collective_ms,
+                backward_collective_ms=time.backward_collective_ms,
             )
 
 

@@ -17,6 +17,7 @@ from pydantic import model_validator
 
 from solver_plan.documents import Bytes, Count, Milliseconds, Name, PerSecond, document, fail, parse_document
 from solver_plan.errors import DocumentError, InputError
+from solver_plan.parallelism.problem import RingRate
 from solver_plan.profiles.description import DataType, FusedAttention, MatrixProduct
 
 Efficiency = Annotated[float, Gt(0), Le(1)]
@@ -113,16 +114,6 @@ class Device:
 
 
 @document
-class RingRate:
-    """Collectives on a number of devices: latency of one call, and the rate of the ring."""
-
-    devices: Count
-    latency_ms: Milliseconds
-    bus_bytes_per_s: PerSecond
-    """Bus bandwidth of NCCL tests: all-reducing s bytes on n devices moves 2 (n - 1) / n * s at this rate."""
-
-
-@document
 class NodeLink:
     """What joins devices: inside a node, or between nodes."""
 
@@ -132,7 +123,8 @@ class NodeLink:
     node_bytes_per_s: PerSecond | None = None
     """Between nodes: rate of all adapters of a node together, which its devices share; None: of one message."""
     collectives: tuple[RingRate, ...] = ()
-    """By number of devices; between two rows the smaller one counts. None: the ring runs at `bytes_per_s`."""
+    """By number of devices; between two rows the smaller one counts. None: the ring runs at `bytes_per_s`. Islands of
+    devices that are joined more tightly show here: a larger number of devices has a slower ring."""
 
     @model_validator(mode="after")
     def _devices_increase(self) -> Self:

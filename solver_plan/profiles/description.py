@@ -12,6 +12,7 @@ from annotated_types import Ge, Len
 from pydantic import model_validator
 
 from solver_plan.documents import Bytes, Count, Name, document, fail
+from solver_plan.parallelism.problem import BytesPerParameter
 
 DataType = Literal["float8", "float16", "bfloat16", "float32"]
 BYTES_PER_ELEMENT: dict[DataType, int] = {"float8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
@@ -149,22 +150,6 @@ class OperatorDescription:
     the two lie on different stages, which then hold a copy each and sum their gradients."""
     partitions: Annotated[tuple[Partition, ...], Len(1)]
     """Index = the `partition` of a plan's layout."""
-
-
-@document
-class BytesPerParameter:
-    """What training holds of one parameter."""
-
-    weight: Count
-    """In training precision."""
-    gradient: Count
-    optimizer_state: Bytes
-    """Moments, and master weights where the training precision is 16 bit."""
-
-    @property
-    def per_weight_byte(self) -> float:
-        """All of it for each byte of weights."""
-        return (self.weight + self.gradient + self.optimizer_state) / self.weight
 
 
 ADAM_16_BIT = BytesPerParameter(weight=2, gradient=2, optimizer_state=12)

@@ -74,6 +74,18 @@ def test_median_errors_are_within_15_per_cent_and_within_8_after_calibration() -
 
 
 @needs_runs
+def test_memory_is_within_20_per_cent_of_the_formula_of_korthikanti() -> None:
+    """Mostly within 8; the formula leaves out what the first stage's embedding keeps."""
+    rows = [run for run in read_runs(FILE) if run.kind == "memory_model"]
+    assert len(rows) == 10
+    for run in rows:
+        assert run.mem_states_gib is not None
+        assert run.mem_act_gib is not None
+        (pipeline,) = compare(run).candidates
+        assert pipeline.held_bytes / 2**30 == pytest.approx(run.mem_states_gib + run.mem_act_gib, rel=0.2), run.id
+
+
+@needs_runs
 def test_the_report_counts_every_run_once() -> None:
     runs: list[PublishedRun] = read_runs(FILE)
     lines = list(report(runs))

@@ -12,6 +12,7 @@ from solver_plan.parallelism.costs.full import (
     StageWork,
     bound_ms,
     exposed_ms,
+    exposed_transfers,
     in_flight,
     iteration_ms,
     memory_bytes,
@@ -168,3 +169,10 @@ def test_in_flight_falls_along_the_pipeline() -> None:
     assert in_flight(4, 0, 2) == 2
     assert in_flight(8, 0, 64, virtual_stages=2) == pytest.approx(8 + 7 / 2)
     assert in_flight(8, 7, 64, virtual_stages=2) == pytest.approx(9 / 2)
+
+
+def test_overlap_hides_no_transfer_of_a_pipeline_that_only_fills_and_drains() -> None:
+    assert exposed_transfers(2, 2, 42) == 1
+    assert exposed_transfers(8, 64, 1) == pytest.approx(14 / 64)
+    assert exposed_transfers(8, 64, 6) == pytest.approx((14 + 40) / 384)
+    assert exposed_transfers(1, 4, 1) == 0

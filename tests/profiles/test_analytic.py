@@ -2,9 +2,9 @@ import pytest
 
 from solver_plan.documents import digest_of
 from solver_plan.errors import InputError
-from solver_plan.parallelism.problem import Profile
+from solver_plan.parallelism.problem import BytesPerParameter, Profile, RingRate
 from solver_plan.profiles.analytic import collective_ms, profile, tensor_parallel_degrees
-from solver_plan.profiles.cluster import NodeLink, RingRate, read_cluster
+from solver_plan.profiles.cluster import NodeLink, read_cluster
 from solver_plan.profiles.description import (
     Collective,
     MatrixProduct,
@@ -126,3 +126,23 @@ def test_one_kind_after_different_tensors_is_refused() -> None:
 def test_the_same_problem_twice() -> None:
     model = described(Partition(weights=Size(sharded=64)))
     assert digest_of(profile(model, V100, 8)) == digest_of(profile(model, V100, 8))
+
+
+def test_what_the_full_cost_model_needs_is_in_the_problem() -> None:
+    reduced = (Collective(kind="all_reduce", size=10**6),)
+    body = Partition(weights=Size(sharded=64), kept=Size(sequence=100), backward_collectives=reduced)
+    first = OperatorDescription(name="embedding", kind="embedding", partitions=(body,))
+    last = OperatorDescription(name="head", kind="head", shares_weights_with="embedding", partitions=(body,))
+    model = ModelDescription(
+        name="m", data_type="float16", input_bytes=0, operators=(first, last), tensor_parallel_divides=4
+    )
+    problem = profile(model, V100, 4, sequence_parallel=True)
+    at = entry(problem.profiles["embedding"], 2, 4)
+    assert at.backward_collective_ms == pytest.approx(collective_ms(reduced[0], V100.intra_node, 2, 4))
+    assert at.forward_collective_ms == 0
+    assert at.activation_bytes == 2 * 25
+    assert problem.sequence_parallel
+    assert problem.operators[1].shares_weights_with == "embedding"
+    assert problem.bytes_per_parameter == BytesPerParameter(weight=2, gradient=2, optimizer_state=12)
+    assert problem.cluster.collectives == V100.intra_node.collectives
+    assert problem.cluster.device_memory_bytes_per_s == pytest.approx(900e9 * 0.83)

@@ -4,7 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from solver_plan.errors import DocumentError, InputError
-from solver_plan.profiles.cluster import EfficiencyTable, NodeLink, RingRate, read_cluster, ready_clusters
+from solver_plan.parallelism.problem import RingRate
+from solver_plan.profiles.cluster import EfficiencyTable, NodeLink, read_cluster, ready_clusters
 from solver_plan.profiles.description import MatrixProduct
 
 TABLE = EfficiencyTable(tokens=(128, 512), widths=(64, 256), values=((0.1, 0.3), (0.2, 0.4)))

@@ -13,6 +13,7 @@ Overlap     communication C in k equal pieces behind computation B in k equal pi
             exposed = max(C / k, C - B (k - 1) / k); what is hidden slows the computation by a share      → exposed_ms
 Pipeline    1F1B: max_i ( N t_i + sum_{j != i} t_j / v ), t_i = f_i + b_i + x_i                            → pipeline_ms
             (Narayanan et al., SC 2021, sections 2.2 and 4.1 for equal stages)
+            of transfers that overlap, those of filling and draining stay in x_i                     → exposed_transfers
 Bound       every schedule: max_i ( sum_{j < i} f_j / v + N (f_i + b_i) + sum_{j < i} b_j / v )           → bound_ms
 Iteration   max_i (end of the last backward of i + exposed reduction_i) + shared weights + optimizer step
             + exposed all-gather of weights                                                               → iteration_ms
@@ -157,6 +158,15 @@ def bound_ms(
         bound = max(bound, before / virtual_stages + micro_batches * (forward + backward))
         before += forward + backward
     return bound
+
+
+def exposed_transfers(stages: int, micro_batches: int, virtual_stages: int) -> float:
+    """Return the share of a stage's transfers that overlap cannot hide: those while the pipeline fills and drains.
+
+    A stage starts with up to 2 (p - 1) + (v - 1) p forwards of virtual stages before it alternates (Narayanan et al.,
+    SC 2021, section 2.2), each waiting for what it needs; as many backwards end the iteration.
+    """
+    return min(1.0, (2 * (stages - 1) + (virtual_stages - 1) * stages) / (micro_batches * virtual_stages))
 
 
 def optimizer_ms(stage: StageWork, memory_bytes_per_s: float) -> float:
