@@ -33,17 +33,13 @@ from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
 from solver_plan.parallelism.windows import WindowGraph
-from solver_plan.solving import Budget, Clock, Incumbent, Planned, Progress, silent, solve_cp_sat
+from solver_plan.solving import Budget, Clock, Incumbent, OutOfTimeError, Planned, Progress, silent, solve_cp_sat
 from solver_plan.solving.cp_sat import cp_sat_version
 from solver_plan.solving.outcome import Effort
 
 log = logging.getLogger(__name__)
 
 HEURISTICS = ("grid",)
-GRAPH_COST_S = 2e-7
-"""Deterministic seconds that a span of a stage graph counts."""
-STAGE_COST_S = 0.005
-"""Deterministic seconds that an exact recomputation of a stage counts."""
 EVALUATION_COST_S = 0.002
 """Deterministic seconds that the evaluation of a plan counts."""
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
@@ -95,9 +91,12 @@ class Planner:
             sizes = self._sizes()
             self._grid(sizes)
             if heuristic is None:
-                self._coarse(sizes)
-                self._fine(sizes)
-                self._program(sizes)
+                try:
+                    self._coarse(sizes)
+                    self._fine(sizes)
+                    self._program(sizes)
+                except OutOfTimeError:
+                    self._raise_bound(sizes)
         budget = self.clock.budget
         solver = f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}"
         certificate = self.incumbent.certificate(
@@ -123,8 +122,10 @@ class Planner:
         for size in micro_batch_sizes(self.problem):
             batch = micro_batch(self.problem, size)
             if batch.choices:
-                lower = tuple(StageRecomputation(self._shape, costs, Side.LOWER) for costs in batch.choices)
-                upper = tuple(StageRecomputation(self._shape, costs, Side.UPPER) for costs in batch.choices)
+                lower, upper = (
+                    tuple(StageRecomputation(self._shape, costs, side, self.clock.work) for costs in batch.choices)
+                    for side in (Side.LOWER, Side.UPPER)
+                )
                 entry = _Size(batch, lower, upper, 0.0)
                 entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
                 sizes.append(entry)
@@ -155,19 +156,17 @@ class Planner:
     # -- stage graphs -------------------------------------------------------------------------------------------
 
     def _graph(self, size: _Size, cutoff_ms: float, cuts: Bools) -> StageGraph:
-        return StageGraph(self.problem, self._shape, size.batch, size.lower, cutoff_ms, cuts)
+        return StageGraph(self.problem, self._shape, size.batch, size.lower, cutoff_ms, cuts, self.clock.work)
 
     def _coarse(self, sizes: list[_Size]) -> None:
-        """Look for good plans whose stages begin at block starts."""
-        for factor in WIDENING if self.incumbent.objective is None else (1.0,):
+        """Look for good plans whose stages begin at block starts, in wider and wider searches."""
+        for factor in WIDENING:
             for size in sizes:
-                if self.clock.expired:
-                    return
-                cutoff = self._cutoff() if self.incumbent.objective is not None else factor * size.work_bound_ms
-                if size.bound_ms < cutoff:
+                cutoff = min(self._cutoff(), factor * size.work_bound_ms)
+                if size.bound_ms < cutoff and not self.clock.expired:
                     graph = self._graph(size, cutoff, self._block_cuts)
                     self._descend(size, graph, graph.arcs(), patience=4)
-            if self.incumbent.objective is not None:
+            if all(self._cutoff() <= max(factor * size.work_bound_ms, size.bound_ms) for size in sizes):
                 return
 
     def _fine(self, sizes: list[_Size]) -> None:
@@ -190,10 +189,12 @@ class Planner:
 
     def _explore(self, size: _Size, cutoff_ms: float) -> None:
         """List the stages that a pipeline of one micro-batch size below the cutoff may have, and make them exact."""
-        windows = WindowGraph(self.problem, self._shape, size.batch, size.lower, cutoff_ms, self._block_cuts)
+        windows = WindowGraph(
+            self.problem, self._shape, size.batch, size.lower, cutoff_ms, self._block_cuts, self.clock.work
+        )
         graph = self._graph(size, cutoff_ms, windows.cuts())
         arcs = graph.arcs()
-        self.clock.spend(GRAPH_COST_S * graph.span_count)
+        size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, arcs)))
         arcs = self._descend(size, graph, arcs, patience=10)
         size.graph, size.arcs = graph, self._complete(size, graph, arcs)
         size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, size.arcs)))
@@ -248,7 +249,6 @@ class Planner:
         for index in indices:
             key = keys[index]
             if key not in size.least:
-                self.clock.spend(STAGE_COST_S)
                 choice, first, end, behind = key
                 found = size.lower[choice].cheapest(first, end, graph.need_bytes(arcs, index), behind)
                 size.least[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
@@ -270,7 +270,6 @@ class Planner:
                 size.found[key] = (np.inf, ())
                 marks = size.least[key][1]
                 if marks and not size.upper[choice].fits(first, end, need, behind, marks):
-                    self.clock.spend(STAGE_COST_S)
                     found = size.upper[choice].cheapest(first, end, need, behind)
                     marks = () if found is None else found.marks
                 if marks:

@@ -13,7 +13,7 @@ with potentials of both sides: first the exact ones behind it and work bounds in
 ones in front (`_sweep_forward`). The sum and the maximum are minimised separately, so potentials are lower bounds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,6 +28,8 @@ from solver_plan.parallelism.stage_table import RecomputationBound, Spans, spans
 
 Integers = NDArray[np.int64]
 INTRA, INTER = 0, 1
+SPAN_COST_S = 5e-7
+"""Deterministic seconds that the bound of one stage, with a number of stages behind it, counts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,7 +106,10 @@ class StageGraph:
         recomputations: Sequence[StageRecomputation],
         cutoff_ms: float,
         cuts: Bools,
+        work: Callable[[float], None] = lambda deterministic_seconds: None,
     ) -> None:
+        """`work` is told the deterministic seconds that were spent, and may raise to end a long computation."""
+        self._work = work
         self.problem = problem
         self.batch = batch
         self._cutoff = cutoff_ms
@@ -147,11 +152,6 @@ class StageGraph:
     def positions(self) -> int:
         """Number of places, beside the end, where a stage may be cut."""
         return len(self._shape.classes)
-
-    @property
-    def span_count(self) -> int:
-        """Number of stages looked at, before devices and stages behind are told apart."""
-        return sum(len(table.spans.first) for table in self._tables)
 
     @property
     def work_bound_ms(self) -> float:
@@ -211,6 +211,7 @@ class StageGraph:
         placements = [u for u in self._placements(devices) if np.isfinite(maximum[:, u]).any()]
         if not placements:
             return
+        self._work(SPAN_COST_S * len(table.spans.end) * (1 + len(placements) / 8))
         alive: Bools = np.asarray(np.isfinite(maximum[:, placements]).any(axis=1))
         candidates = np.flatnonzero(alive[table.spans.end])
         recompute = np.full(len(table.spans.end), np.inf)

@@ -6,7 +6,7 @@ The solvers themselves take a second to import and are imported when they are fi
 import importlib
 from typing import TYPE_CHECKING
 
-from solver_plan.solving.budget import Budget, Clock
+from solver_plan.solving.budget import Budget, Clock, OutOfTimeError
 from solver_plan.solving.incumbent import Incumbent
 from solver_plan.solving.outcome import Effort, Planned
 from solver_plan.solving.progress import Progress, silent, terminal_progress
@@ -31,6 +31,7 @@ __all__ = [
     "Hint",
     "Incumbent",
     "MilpOutcome",
+    "OutOfTimeError",
     "Planned",
     "Progress",
     "silent",

@@ -51,6 +51,10 @@ class Budget:
         return 1 if self.deterministic else _usable_cores()
 
 
+class OutOfTimeError(Exception):
+    """Nothing is left of the budget; raised by `Clock.work` to leave deep computations, caught by the planner."""
+
+
 class Clock:
     """Counts a budget down and knows whether the user interrupted.
 
@@ -77,6 +81,12 @@ class Clock:
     def spend(self, deterministic_seconds: float) -> None:
         """Declare work done, in CP-SAT's unit: roughly one second of a core. For heuristics, a fixed cost per step."""
         self._spent += deterministic_seconds
+
+    def work(self, deterministic_seconds: float) -> None:
+        """Declare work done and go on only if something is left. Raises `OutOfTimeError`."""
+        self.spend(deterministic_seconds)
+        if self.expired:
+            raise OutOfTimeError
 
     @property
     def remaining(self) -> float:

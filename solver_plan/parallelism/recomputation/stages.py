@@ -17,6 +17,7 @@ always agree.
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -39,6 +40,10 @@ MOST_PRICES = 48
 """Prices of a byte at which pieces are tabulated."""
 MOST_TIGHTENINGS = 12
 """How often an upper answer that does not fit is solved again with what is missing added."""
+SOLVE_COST_S = 5e-4
+"""Deterministic seconds of one inner minimum."""
+SUM_COST_S = 2e-3
+"""Deterministic seconds of one sum of fronts."""
 
 Span = tuple[int, int]
 Key = tuple[bytes, bytes, int, bool]
@@ -63,7 +68,15 @@ class Recomputation:
 class StageRecomputation:
     """Recomputation of the stages of one choice at one micro-batch size. Tables are made on demand and kept."""
 
-    def __init__(self, shape: ChainShape, costs: ChoiceCosts, side: Side = Side.LOWER) -> None:
+    def __init__(
+        self,
+        shape: ChainShape,
+        costs: ChoiceCosts,
+        side: Side = Side.LOWER,
+        work: Callable[[float], None] = lambda deterministic_seconds: None,
+    ) -> None:
+        """`work` is told the deterministic seconds that were spent, and may raise to end a long computation."""
+        self._work = work
         self.shape = shape
         self.costs = costs
         self._side = side
@@ -206,6 +219,7 @@ class StageRecomputation:
         """Return the front of `count` equal units."""
         key = (self._key(unit, inner, ends_stage), count, limit)
         if key not in self._sums:
+            self._work(SUM_COST_S)
             if count == 1:
                 self._sums[key] = self._unit_fronts(unit, inner, ends_stage, limit)[-1]
             else:
@@ -312,6 +326,7 @@ class StageRecomputation:
         The place is an index into the sums of head and tail, and a point of the front of what is between them, both -1
         where there is nothing of the kind.
         """
+        self._work(SOLVE_COST_S)
         units = self.units(first, end)
         head = self._unit_front(units[0], False, len(units) == 1, limit)
         if len(units) == 1:
