@@ -15,6 +15,7 @@ from solver_plan.parallelism.problem import Link, ParallelismProblem, Profile
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, order=True)

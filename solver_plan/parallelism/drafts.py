@@ -12,42 +12,59 @@ from solver_plan.parallelism.problem import ParallelismProblem
 
 @dataclass(frozen=True, slots=True)
 class DraftStage:
-    """A stage with one layout; its devices follow from the stages before it."""
+    """A stage; its devices follow from the stages before it."""
 
     first: int
     end: int
-    choice: Choice
+    choices: tuple[Choice, ...]
+    """Layout of each operator, shape (end - first,)."""
     marks: tuple[bool, ...]
     """Recomputed operators, shape (end - first,)."""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices."""
+        return self.choices[0].devices
 
 
 def draft_plan(problem: ParallelismProblem, micro_batch_size: int, stages: Sequence[DraftStage]) -> ParallelismPlan:
     """Return a plan of stages on devices in rank order; idle devices, if any, come first."""
-    rank = problem.cluster.devices - sum(stage.choice.devices for stage in stages)
+    rank = problem.cluster.devices - sum(stage.devices for stage in stages)
     documents = []
     for stage in stages:
-        bounds = (stage.first, stage.end)
-        layout = Layout(
-            operators=bounds,
-            tensor_parallel=stage.choice.tensor_parallel,
-            data_parallel=stage.choice.data_parallel,
-            partition=stage.choice.partition,
-        )
         documents.append(
             Stage(
-                operators=bounds,
-                devices=tuple(range(rank, rank + stage.choice.devices)),
-                layout=(layout,),
+                operators=(stage.first, stage.end),
+                devices=tuple(range(rank, rank + stage.devices)),
+                layout=_layouts(stage),
                 recompute=ranges(stage.marks, stage.first),
             )
         )
-        rank += stage.choice.devices
+        rank += stage.devices
     return ParallelismPlan(
         problem_digest=None,
         micro_batch_size=micro_batch_size,
         micro_batches=problem.global_batch // micro_batch_size,
         stages=tuple(documents),
     )
+
+
+def _layouts(stage: DraftStage) -> tuple[Layout, ...]:
+    found: list[Layout] = []
+    begin = stage.first
+    for index in range(stage.first, stage.end):
+        choice = stage.choices[index - stage.first]
+        if index + 1 == stage.end or stage.choices[index + 1 - stage.first] != choice:
+            found.append(
+                Layout(
+                    operators=(begin, index + 1),
+                    tensor_parallel=choice.tensor_parallel,
+                    data_parallel=choice.data_parallel,
+                    partition=choice.partition,
+                )
+            )
+            begin = index + 1
+    return tuple(found)
 
 
 def ranges(marks: Sequence[bool], first: int) -> tuple[tuple[int, int], ...]:

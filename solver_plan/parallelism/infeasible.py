@@ -5,7 +5,7 @@ saved. The pipeline that minimises the largest of them, over all cuts, choices a
 path through the same stage graph as for time (`MemoryGraph`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,8 +14,9 @@ from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBat
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
-from solver_plan.parallelism.recomputation.stages import StageRecomputation
+from solver_plan.parallelism.sources import stage_source
 from solver_plan.parallelism.stage_graph import Arcs, ChoiceTable, Integers, StageGraph
+from solver_plan.parallelism.stage_table import SpanBound, Spans
 
 MEGABYTE = 2**20
 MOST_NODES = 8
@@ -30,11 +31,11 @@ class MemoryGraph(StageGraph):
         problem: ParallelismProblem,
         shape: ChainShape,
         batch: MicroBatch,
-        recomputations: Sequence[StageRecomputation],
+        bound: Callable[[int, Spans], SpanBound],
         cutoff_bytes: float,
         cuts: Bools,
     ) -> None:
-        super().__init__(problem, shape, batch, recomputations, np.inf, cuts)
+        super().__init__(problem, shape, batch, bound, np.inf, cuts)
         self._cutoff = cutoff_bytes
         self._scale = 1.0
         self._sum_weight = 0.0
@@ -121,9 +122,9 @@ def _least_memory(
     best: _Attempt | None = None
     for cuts in (at_blocks, everywhere) if fine else (at_blocks,):
         for batch in batches:
-            recomputations = [StageRecomputation(shape, costs) for costs in batch.choices]
+            source = stage_source(problem, shape, batch, lambda deterministic_seconds: None)
             cutoff = np.inf if best is None else best.memory_bytes
-            graph = MemoryGraph(problem, shape, batch, recomputations, cutoff, cuts)
+            graph = MemoryGraph(problem, shape, source.batch, source.bound, cutoff, cuts)
             arcs = graph.arcs()
             # of the many ways to use little memory, keep those that use the least
             through = graph.through(arcs)
@@ -134,5 +135,5 @@ def _least_memory(
             memory = arcs.time_ms[path]
             worst = int(np.argmax(memory))
             if best is None or memory[worst] < best.memory_bytes:
-                best = _Attempt(batch, float(memory[worst]), worst, len(path), arcs, path[worst])
+                best = _Attempt(source.batch, float(memory[worst]), worst, len(path), arcs, path[worst])
     return best

@@ -12,7 +12,7 @@ the incumbent, and a micro-batch size that was not looked at yet counts with its
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -22,7 +22,7 @@ from solver_plan.errors import InfeasibleProblemError, InputError
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
-from solver_plan.parallelism.drafts import DraftStage, draft_plan, finished
+from solver_plan.parallelism.drafts import draft_plan, finished
 from solver_plan.parallelism.heuristics.grid import grid_plans
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
@@ -30,7 +30,7 @@ from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
-from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
+from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
 from solver_plan.parallelism.windows import WindowGraph
 from solver_plan.solving import Budget, Clock, Incumbent, OutOfTimeError, Planned, Progress, silent, solve_cp_sat
@@ -45,27 +45,23 @@ EVALUATION_COST_S = 0.002
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
 """While no plan is known: cutoffs tried, as multiples of the work bound."""
 
-StageKey = tuple[int, int, int, int]
-"""(choice, first, end, behind)."""
-
 
 @dataclass(slots=True)
 class _Size:
     """What is known of one micro-batch size."""
 
-    batch: MicroBatch
-    lower: tuple[StageRecomputation, ...]
-    upper: tuple[StageRecomputation, ...]
+    source: StageSource
     work_bound_ms: float
     """Every pipeline of this size takes at least so long, from the work alone."""
     bound_ms: float = 0.0
     """Every pipeline of this size takes at least so long."""
     graph: StageGraph | None = None
     arcs: Arcs | None = None
-    least: dict[StageKey, tuple[float, tuple[bool, ...]]] = field(default_factory=dict)
-    """Lower bound on the recomputation of a stage, exact but for what reaches across pieces; infinite: never fits."""
-    found: dict[StageKey, tuple[float, tuple[bool, ...]]] = field(default_factory=dict)
-    """Recomputation of a stage that really fits; infinite: none was found."""
+
+    @property
+    def batch(self) -> MicroBatch:
+        """The micro-batch size and the choices that the graph tells apart."""
+        return self.source.batch
 
 
 class Planner:
@@ -89,7 +85,7 @@ class Planner:
         """
         with self.clock.interruptible():
             sizes = self._sizes()
-            self._grid(sizes)
+            self._grid()
             if heuristic is None:
                 try:
                     self._coarse(sizes)
@@ -117,23 +113,22 @@ class Planner:
         self.clock.spend(EVALUATION_COST_S)
         return evaluate_checked(self.problem, plan).iteration_ms
 
-    def _sizes(self) -> list[_Size]:
-        sizes = []
-        for size in micro_batch_sizes(self.problem):
-            batch = micro_batch(self.problem, size)
-            if batch.choices:
-                lower, upper = (
-                    tuple(StageRecomputation(self._shape, costs, side, self.clock.work) for costs in batch.choices)
-                    for side in (Side.LOWER, Side.UPPER)
-                )
-                entry = _Size(batch, lower, upper, 0.0)
-                entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
-                sizes.append(entry)
-        if not sizes:
+    def _batches(self) -> list[MicroBatch]:
+        found = [micro_batch(self.problem, size) for size in micro_batch_sizes(self.problem)]
+        batches = [batch for batch in found if batch.choices]
+        if not batches:
             raise InputError(
                 f"global_batch: no micro-batch size that the profiles and the space allow divides "
                 f"{self.problem.global_batch}; choose another global batch, or profile more batch sizes"
             )
+        return batches
+
+    def _sizes(self) -> list[_Size]:
+        sizes = []
+        for batch in self._batches():
+            entry = _Size(stage_source(self.problem, self._shape, batch, self.clock.work), 0.0)
+            entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
+            sizes.append(entry)
         return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
 
     @property
@@ -146,9 +141,9 @@ class Planner:
     def _cutoff(self) -> float:
         return self.incumbent.objective if self.incumbent.objective is not None else np.inf
 
-    def _grid(self, sizes: list[_Size]) -> None:
-        for size in sizes:
-            for plan in grid_plans(self.problem, size.batch):
+    def _grid(self) -> None:
+        for size in self._batches():
+            for plan in grid_plans(self.problem, size):
                 if self.clock.expired:
                     return
                 self.incumbent.offer(plan, "heuristic:grid")
@@ -156,7 +151,7 @@ class Planner:
     # -- stage graphs -------------------------------------------------------------------------------------------
 
     def _graph(self, size: _Size, cutoff_ms: float, cuts: Bools) -> StageGraph:
-        return StageGraph(self.problem, self._shape, size.batch, size.lower, cutoff_ms, cuts, self.clock.work)
+        return StageGraph(self.problem, self._shape, size.batch, size.source.bound, cutoff_ms, cuts, self.clock.work)
 
     def _coarse(self, sizes: list[_Size]) -> None:
         """Look for good plans whose stages begin at block starts, in wider and wider searches."""
@@ -172,7 +167,7 @@ class Planner:
     def _fine(self, sizes: list[_Size]) -> None:
         """Find, for every micro-batch size, the stages that a better plan may use, with exact times."""
         if self.incumbent.objective is None and not self.clock.expired:
-            shortage = explain(self.problem, [size.batch for size in sizes], self._shape)
+            shortage = explain(self.problem, self._batches(), self._shape)
             if shortage is not None:
                 raise InfeasibleProblemError(shortage)
             for factor in WIDENING:
@@ -189,10 +184,13 @@ class Planner:
 
     def _explore(self, size: _Size, cutoff_ms: float) -> None:
         """List the stages that a pipeline of one micro-batch size below the cutoff may have, and make them exact."""
-        windows = WindowGraph(
-            self.problem, self._shape, size.batch, size.lower, cutoff_ms, self._block_cuts, self.clock.work
-        )
-        graph = self._graph(size, cutoff_ms, windows.cuts())
+        cuts = np.ones(len(self.problem.operators) + 1, dtype=np.bool_)
+        if size.source.has_windows:
+            windows = WindowGraph(
+                self.problem, self._shape, size.batch, size.source.bound, cutoff_ms, self._block_cuts, self.clock.work
+            )
+            cuts = windows.cuts()
+        graph = self._graph(size, cutoff_ms, cuts)
         arcs = graph.arcs()
         size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, arcs)))
         arcs = self._descend(size, graph, arcs, patience=10)
@@ -208,19 +206,26 @@ class Planner:
             self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
 
     def _descend(self, size: _Size, graph: StageGraph, arcs: Arcs, patience: int) -> Arcs:
-        """Evaluate best paths until one is exact all along, or `patience` paths brought no better plan."""
+        """Evaluate best paths until all stages of one were found before, or `patience` paths brought no better plan.
+
+        Stages that were found count with their real time, others with their bound.
+        """
         failures = 0
+        extra_ms = arcs.recompute_ms.copy()
+        found: set[StageKey] = set()
         while failures < patience and len(arcs) and not self.clock.expired:
-            path = best_path(graph, arcs)
-            if not path:
-                return arcs
-            before = arcs.recompute_ms[path].copy()
+            path = best_path(graph, arcs.with_recompute(extra_ms))
+            keys = _keys(arcs)
+            if not path or all(keys[index] in found for index in path):
+                break
             arcs = self._least(size, graph, arcs, path)
-            better = bool(np.isfinite(arcs.recompute_ms[path]).all()) and self._offer(size, graph, arcs, path)
-            failures = 0 if better else failures + 1
-            if np.array_equal(before, arcs.recompute_ms[path]):
-                return arcs
-            arcs = graph.prune(arcs, self._cutoff() * (1 + AGREEMENT))
+            real = dict(zip((keys[index] for index in path), self._real(size, graph, arcs, path), strict=True))
+            found.update(real)
+            extra_ms = np.maximum(extra_ms, arcs.recompute_ms)
+            extra_ms = np.array([real.get(key, extra) for key, extra in zip(keys, extra_ms, strict=True)])
+            failures = 0 if self._offer(size, graph, arcs, path) else failures + 1
+            kept = np.flatnonzero(graph.through(arcs) <= self._cutoff() * (1 + AGREEMENT))
+            arcs, extra_ms = arcs.select(kept), extra_ms[kept]
         return arcs
 
     def _complete(self, size: _Size, graph: StageGraph, arcs: Arcs) -> Arcs:
@@ -245,14 +250,7 @@ class Planner:
     def _least(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: list[int]) -> Arcs:
         """Return the arcs with the least recomputation of those at `indices`, and of all arcs of the same stages."""
         keys = _keys(arcs)
-        wanted = {}
-        for index in indices:
-            key = keys[index]
-            if key not in size.least:
-                choice, first, end, behind = key
-                found = size.lower[choice].cheapest(first, end, graph.need_bytes(arcs, index), behind)
-                size.least[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
-            wanted[key] = size.least[key][0]
+        wanted = {keys[index]: size.source.least(keys[index], graph.need_bytes(arcs, index)) for index in indices}
         recompute: Floats = arcs.recompute_ms.copy()
         for index, key in enumerate(keys):
             if key in wanted:
@@ -260,33 +258,19 @@ class Planner:
         return arcs.with_recompute(recompute)
 
     def _real(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: Sequence[int]) -> Floats:
-        """Return, for the arcs at `indices`, a recomputation that really fits; infinite where none was found."""
+        """Return, for the arcs at `indices`, the extra time of a stage that really fits; infinite: none was found."""
         keys = _keys(arcs)
-        for index in indices:
-            key = keys[index]
-            if key not in size.found:
-                choice, first, end, behind = key
-                need = graph.need_bytes(arcs, index)
-                size.found[key] = (np.inf, ())
-                marks = size.least[key][1]
-                if marks and not size.upper[choice].fits(first, end, need, behind, marks):
-                    found = size.upper[choice].cheapest(first, end, need, behind)
-                    marks = () if found is None else found.marks
-                if marks:
-                    size.found[key] = (float(size.batch.choices[choice].forward_ms[first:end] @ np.array(marks)), marks)
-        return np.array([size.found[keys[index]][0] for index in indices])
+        return np.array([size.source.real(keys[index], graph.need_bytes(arcs, index))[0] for index in indices])
 
     def _offer(
         self, size: _Size, graph: StageGraph, arcs: Arcs, path: list[int], source: str = "heuristic:stage-graph"
     ) -> bool:
         """Offer the pipeline of a path; its stages have their least recomputation."""
-        if not np.isfinite(self._real(size, graph, arcs, path)).all():
-            return False
         keys = _keys(arcs)
-        stages = [
-            DraftStage(first, end, size.batch.choices[choice].choice, size.found[choice, first, end, behind][1])
-            for choice, first, end, behind in (keys[index] for index in path)
-        ]
+        found = [size.source.real(keys[index], graph.need_bytes(arcs, index))[1] for index in path]
+        stages = [stage for stage in found if stage is not None]
+        if len(stages) < len(path):
+            return False
         return self.incumbent.offer(draft_plan(self.problem, size.batch.size, stages), source)
 
     # -- constraint program -------------------------------------------------------------------------------------
@@ -309,11 +293,19 @@ class Planner:
         relaxed = [
             SizedArcs(size.graph, size.arcs) for size in left if size.graph is not None and size.arcs is not None
         ]
+        self._solve(left, relaxed, min(objective, others))
+        self._solve_real(left, relaxed)
+        if not self.incumbent.closed:
+            self._raise_bound(sizes)
+
+    def _solve_real(self, left: list[_Size], relaxed: list[SizedArcs]) -> None:
+        """Solve the program over stages that really fit, where their times are not those of the relaxation."""
+        if not all(size.source.finds_all for size in left) or self.incumbent.closed:
+            return
         real = [
             SizedArcs(one.graph, one.arcs.with_recompute(self._real(size, one.graph, one.arcs, range(len(one.arcs)))))
             for size, one in zip(left, relaxed, strict=True)
         ]
-        self._solve(left, relaxed, min(objective, others))
         if any(
             not np.array_equal(a.arcs.recompute_ms, b.arcs.recompute_ms) for a, b in zip(relaxed, real, strict=True)
         ):
@@ -321,8 +313,6 @@ class Planner:
             kept = [(size, one) for size, one in zip(left, fitting, strict=True) if len(one.arcs)]
             if kept and not self.clock.expired and not self.incumbent.closed:
                 self._solve([size for size, _ in kept], [one for _, one in kept], None)
-        if not self.incumbent.closed:
-            self._raise_bound(sizes)
 
     def _solve(self, sizes: list[_Size], arcs: list[SizedArcs], cap_ms: float | None) -> None:
         """Solve the program over some arcs; up to `cap_ms` its bound holds for the whole space (None: not at all)."""

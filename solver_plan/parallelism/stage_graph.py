@@ -13,7 +13,7 @@ with potentials of both sides: first the exact ones behind it and work bounds in
 ones in front (`_sweep_forward`). The sum and the maximum are minimised separately, so potentials are lower bounds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
-from solver_plan.parallelism.recomputation.stages import StageRecomputation
-from solver_plan.parallelism.stage_table import RecomputationBound, Spans, spans
+from solver_plan.parallelism.stage_table import SpanBound, Spans, spans
 
 Integers = NDArray[np.int64]
 INTRA, INTER = 0, 1
@@ -90,7 +89,7 @@ class ChoiceTable:
     costs: ChoiceCosts
     spans: Spans
     """Ordered by end, then first."""
-    bound: RecomputationBound
+    bound: SpanBound
     end_offset: Integers
     """(operators + 2,): the spans that end at x are [end_offset[x], end_offset[x + 1])."""
 
@@ -103,13 +102,18 @@ class StageGraph:
         problem: ParallelismProblem,
         shape: ChainShape,
         batch: MicroBatch,
-        recomputations: Sequence[StageRecomputation],
+        bound: Callable[[int, Spans], SpanBound],
         cutoff_ms: float,
         cuts: Bools,
         work: Callable[[float], None] = lambda deterministic_seconds: None,
     ) -> None:
-        """`work` is told the deterministic seconds that were spent, and may raise to end a long computation."""
+        """Build the tables of all stages.
+
+        `bound` gives, for a choice and its stages, the lower bound on what they take beyond their operators' time;
+        `work` is told the deterministic seconds that were spent, and may raise to end a long computation.
+        """
         self._work = work
+        self._bound = bound
         self.problem = problem
         self.batch = batch
         self._cutoff = cutoff_ms
@@ -123,11 +127,9 @@ class StageGraph:
         self._sum_weight = 1.0
         self._front_device_ms, self._front_ms = self._work_bounds()
         longest = cutoff_ms / batch.count
-        self._tables = [
-            self._table(costs, r, longest, cuts) for costs, r in zip(batch.choices, recomputations, strict=True)
-        ]
+        self._tables = [self._table(number, costs, longest, cuts) for number, costs in enumerate(batch.choices)]
 
-    def _table(self, costs: ChoiceCosts, recomputation: StageRecomputation, longest: float, cuts: Bools) -> ChoiceTable:
+    def _table(self, number: int, costs: ChoiceCosts, longest: float, cuts: Bools) -> ChoiceTable:
         by_first = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
         order = np.lexsort((by_first.first, by_first.end))
         ordered = Spans(
@@ -138,8 +140,7 @@ class StageGraph:
             by_first.fixed_bytes[order],
         )
         offset = np.searchsorted(ordered.end, np.arange(self.positions + 2))
-        bound = RecomputationBound(ordered, recomputation, self.problem.cluster.usable_bytes_per_device)
-        return ChoiceTable(costs, ordered, bound, offset)
+        return ChoiceTable(costs, ordered, self._bound(number, ordered), offset)
 
     def _work_bounds(self) -> tuple[Floats, Floats]:
         """Return the least device time and the least time of the operators in front of each cut."""

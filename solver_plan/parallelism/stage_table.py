@@ -5,6 +5,7 @@ A *span* is a pair (first operator a, end e). Arrays have shape (spans,), in the
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,16 @@ class Spans:
     """Weights with their state, and what the allocator reserves."""
 
 
+class SpanBound(Protocol):
+    """A lower bound on what stages take beyond their operators' time."""
+
+    def milliseconds(self, behind: int, at: Integers | None = None) -> Floats:
+        """Return the bound for spans (all, or those at indices `at`) with `behind` stages behind them."""
+
+    def most_saved_bytes(self, behind: int, index: Integers) -> Floats:
+        """Return an upper bound on what recomputation takes off the memory of spans."""
+
+
 def spans(costs: ChoiceCosts, state_bytes_per_weight_byte: float, longest_ms: float, cuts: Bools) -> Spans:
     """Return the spans whose operators take at most `longest_ms` without recomputation.
 
@@ -55,7 +66,7 @@ def spans(costs: ChoiceCosts, state_bytes_per_weight_byte: float, longest_ms: fl
         end_parts.append(end)
     first, end = np.concatenate(first_parts), np.concatenate(end_parts)
     weights = _prefix_difference(costs.weight_bytes, first, end)
-    reserved = _maximum_but_last(costs.forward_reserved_bytes, first, end) + _maximum_but_last(
+    reserved = maximum_but_last(costs.forward_reserved_bytes, first, end) + maximum_but_last(
         costs.backward_reserved_bytes, first, end
     )
     return Spans(
@@ -72,7 +83,7 @@ def _prefix_difference(values: Floats, first: Integers, end: Integers) -> Floats
     return np.asarray(total[end] - total[first])
 
 
-def _maximum_but_last(values: Floats, first: Integers, end: Integers) -> Floats:
+def maximum_but_last(values: Floats, first: Integers, end: Integers) -> Floats:
     """Return the maximum of values[first : end - 1], 0 if there is none, by a sparse table."""
     table = [values]
     while 2 ** len(table) <= len(values):

@@ -11,9 +11,8 @@ layers, nearly all.
 import numpy as np
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats
-from solver_plan.parallelism.recomputation.stages import StageRecomputation
 from solver_plan.parallelism.stage_graph import ChoiceTable, Integers, StageGraph
-from solver_plan.parallelism.stage_table import RecomputationBound, Spans, spans
+from solver_plan.parallelism.stage_table import Spans, spans
 
 
 class WindowGraph(StageGraph):
@@ -35,7 +34,7 @@ class WindowGraph(StageGraph):
         """Number of blocks."""
         return len(self._shape.blocks)
 
-    def _table(self, costs: ChoiceCosts, recomputation: StageRecomputation, longest: float, cuts: Bools) -> ChoiceTable:
+    def _table(self, number: int, costs: ChoiceCosts, longest: float, cuts: Bools) -> ChoiceTable:
         inner = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
         blocks = len(self._shape.blocks)
         last = len(self._shape.classes)
@@ -77,9 +76,8 @@ class WindowGraph(StageGraph):
             held.input_and_held_bytes[by_end],
             held.fixed_bytes[by_end],
         )
-        bound = RecomputationBound(true, recomputation, self.problem.cluster.usable_bytes_per_device)
         offset = np.searchsorted(nodes.end, np.arange(blocks + 2))
-        return ChoiceTable(costs, nodes, bound, offset)
+        return ChoiceTable(costs, nodes, self._bound(number, true), offset)
 
     def _work_bounds(self) -> tuple[Floats, Floats]:
         device_ms, total_ms = super()._work_bounds()

@@ -48,4 +48,7 @@ def _uniform(
         # what follows the last block (final normalisation, head) is not recomputed, as in Megatron-LM
         last = min(end, first + usual) if problem.space.recompute == "operator" else end
         in_block[first:last] = [recompute] * (last - first)
-    return [DraftStage(first, end, choice, tuple(in_block[first:end])) for first, end in itertools.pairwise(cuts)]
+    return [
+        DraftStage(first, end, (choice,) * (end - first), tuple(in_block[first:end]))
+        for first, end in itertools.pairwise(cuts)
+    ]

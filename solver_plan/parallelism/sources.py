@@ -1,0 +1,142 @@
+"""Where the stages of a stage graph come from: one layout for a stage, or one for each of its operators.
+
+A source prices the stages of one micro-batch size: a lower bound for all of them at once, a better one for single
+stages on demand, and stages that really fit.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from solver_plan.parallelism.choices import MicroBatch
+from solver_plan.parallelism.drafts import DraftStage
+from solver_plan.parallelism.mixed import MixedBound, MixedStages, cheapest_choices, options
+from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.recomputation.shape import ChainShape
+from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
+from solver_plan.parallelism.stage_table import RecomputationBound, SpanBound, Spans
+
+StageKey = tuple[int, int, int, int]
+"""(choice, first, end, behind)."""
+Found = tuple[float, DraftStage | None]
+"""What a stage takes beyond its operators' time, in ms, and the stage; infinite and None: none was found."""
+
+
+class StageSource(Protocol):
+    """Prices stages; what a stage takes beyond its operators' time is called *extra*."""
+
+    batch: MicroBatch
+    """The choices that the stage graph tells apart."""
+    has_windows: bool
+    """The bound can be used for blocks alone (`windows`)."""
+    finds_all: bool
+    """A stage that fits is found fast enough to ask for thousands of them."""
+
+    def bound(self, choice: int, table: Spans) -> SpanBound:
+        """Return the lower bound on the extra time of many stages."""
+
+    def least(self, key: StageKey, need_bytes: float) -> float:
+        """Return a lower bound on the extra time of one stage; infinite: it never fits."""
+
+    def real(self, key: StageKey, need_bytes: float) -> Found:
+        """Return a stage that fits."""
+
+
+class UniformSource:
+    """One layout for all operators of a stage; recomputation of any of them."""
+
+    has_windows = True
+    finds_all = True
+
+    def __init__(
+        self, problem: ParallelismProblem, shape: ChainShape, batch: MicroBatch, work: Callable[[float], None]
+    ) -> None:
+        self.batch = batch
+        self._limit = problem.cluster.usable_bytes_per_device
+        self._lower, self._upper = (
+            [StageRecomputation(shape, costs, side, work) for costs in batch.choices]
+            for side in (Side.LOWER, Side.UPPER)
+        )
+        self._least: dict[StageKey, tuple[float, tuple[bool, ...]]] = {}
+        self._real: dict[StageKey, Found] = {}
+
+    def bound(self, choice: int, table: Spans) -> SpanBound:
+        """Return the lower bound on the recomputation of many stages."""
+        return RecomputationBound(table, self._lower[choice], self._limit)
+
+    def least(self, key: StageKey, need_bytes: float) -> float:
+        """Return the least recomputation of a stage, exact but for what reaches across pieces."""
+        return self._cheapest(key, need_bytes)[0]
+
+    def _cheapest(self, key: StageKey, need_bytes: float) -> tuple[float, tuple[bool, ...]]:
+        if key not in self._least:
+            choice, first, end, behind = key
+            found = self._lower[choice].cheapest(first, end, need_bytes, behind)
+            self._least[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
+        return self._least[key]
+
+    def real(self, key: StageKey, need_bytes: float) -> Found:
+        """Return a stage with a recomputation that really fits."""
+        if key not in self._real:
+            choice, first, end, behind = key
+            marks = self._cheapest(key, need_bytes)[1]
+            if marks and not self._upper[choice].fits(first, end, need_bytes, behind, marks):
+                found = self._upper[choice].cheapest(first, end, need_bytes, behind)
+                marks = () if found is None else found.marks
+            self._real[key] = (np.inf, None)
+            if marks:
+                costs = self.batch.choices[choice]
+                extra_ms = float(costs.forward_ms[first:end] @ np.array(marks))
+                self._real[key] = (extra_ms, DraftStage(first, end, (costs.choice,) * (end - first), marks))
+        return self._real[key]
+
+
+class MixedSource:
+    """A layout for each operator; the stage graph tells numbers of devices apart."""
+
+    has_windows = False
+    finds_all = False
+
+    def __init__(
+        self, problem: ParallelismProblem, shape: ChainShape, batch: MicroBatch, work: Callable[[float], None]
+    ) -> None:
+        self.batch = cheapest_choices(batch)
+        self._limit = problem.cluster.usable_bytes_per_device
+        self._stages = [MixedStages(problem, shape, layouts, work) for layouts in options(problem, batch)]
+        self._real: dict[StageKey, Found] = {}
+
+    def bound(self, choice: int, table: Spans) -> SpanBound:
+        """Return the lower bound on resharding, recomputation and slower layouts of many stages."""
+        return MixedBound(table, self._stages[choice], self._limit)
+
+    def least(self, key: StageKey, need_bytes: float) -> float:
+        """Return the same bound for one stage."""
+        choice, first, end, behind = key
+        costs = self.batch.choices[choice]
+        busy = (costs.forward_ms + costs.backward_ms)[first:end].sum()
+        table = Spans(np.array([first]), np.array([end]), np.array([busy]), np.zeros(1), np.zeros(1))
+        return float(MixedBound(table, self._stages[choice], self._limit).milliseconds(behind)[0])
+
+    def real(self, key: StageKey, need_bytes: float) -> Found:
+        """Return a stage that fits, found by shortest paths and single changes."""
+        if key not in self._real:
+            choice, first, end, behind = key
+            stages, costs = self._stages[choice], self.batch.choices[choice]
+            found = stages.find(first, end, behind)
+            self._real[key] = (np.inf, None)
+            if found is not None:
+                busy = float((costs.forward_ms + costs.backward_ms)[first:end].sum())
+                layouts = tuple(stages.options.choices[layout] for layout in found.layouts)
+                self._real[key] = (found.time_ms - busy, DraftStage(first, end, layouts, found.marks))
+        return self._real[key]
+
+
+def stage_source(
+    problem: ParallelismProblem, shape: ChainShape, batch: MicroBatch, work: Callable[[float], None]
+) -> StageSource:
+    """Return the source of stages that the problem's space asks for."""
+    mixed = problem.space.layout == "operator" and len({costs.choice.devices for costs in batch.choices}) < len(
+        batch.choices
+    )
+    return MixedSource(problem, shape, batch, work) if mixed else UniformSource(problem, shape, batch, work)
