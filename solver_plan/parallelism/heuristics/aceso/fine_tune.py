@@ -3,35 +3,34 @@
 Aceso shifts, from each operator on, the longest run of operators from tensor to data parallelism or back by a factor of
 two, and flips the partition of single operators. Here every run [s, e) within operators of one choice is a candidate
 for each choice that an exchange or a flip leads to. All runs are ranked at once by the change in time that prefix sums
-tell; what is recomputed counts at the stage's present price of a byte. The best few are evaluated exactly. Where a
-stage has one layout, it changes as a whole.
+tell; what is recomputed counts at the stage's present price of a byte. The best few are evaluated exactly, one by one
+and many at once. Where a stage has one layout, it changes as a whole.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-from solver_plan.parallelism.choices import Floats
-from solver_plan.parallelism.heuristics.aceso.configuration import Configuration, StageLayout, rewritten
-from solver_plan.parallelism.heuristics.aceso.pipeline import Evaluated, Pipelines
+from solver_plan.parallelism.heuristics.aceso.configuration import Configuration, Run, StageLayout, rewritten
+from solver_plan.parallelism.heuristics.aceso.pipeline import IMPOSSIBLE_MS, Evaluated, Pipelines
 
-EXACT_PER_ROUND = 12
-"""Candidates of a stage that are evaluated before the next round begins."""
-IMPOSSIBLE_MS = 1e9
-"""Stands for what was not profiled in the ranking; the exact evaluation refuses it."""
-MOST_ROUNDS = 30
-"""Changes of a stage at most."""
+CHANGES_PER_RUN = 12
+"""Changes that are ranked for each run and other choice."""
+EXACT_PER_PRICE = 8
+"""Changes that are evaluated for each price, before the next round begins."""
+PRICE_FACTORS = (1.0, 4.0)
+MOST_ROUNDS = 60
+"""Changes at most."""
 
 
 def fine_tuned(pipelines: Pipelines, current: Evaluated) -> Iterator[Evaluated]:
-    """Yield better and better configurations, one stage after the other, the slowest first."""
-    for stage in current.bottlenecks():
-        for _ in range(MOST_ROUNDS):
-            better = _improved_stage(pipelines, current, stage)
-            if better is None:
-                break
-            current = better
-            yield current
+    """Yield better and better configurations: the slowest stage is changed until nothing makes it faster."""
+    for _ in range(MOST_ROUNDS):
+        better = _improved_stage(pipelines, current, current.bottlenecks()[0])
+        if better is None:
+            return
+        current = better
+        yield current
 
 
 def _improved_stage(pipelines: Pipelines, current: Evaluated, stage: int) -> Evaluated | None:
@@ -46,72 +45,97 @@ def _improved_stage(pipelines: Pipelines, current: Evaluated, stage: int) -> Eva
 
 def _promising(pipelines: Pipelines, current: Evaluated, stage: int) -> list[StageLayout]:
     size, layout = current.configuration.size, current.configuration.stages[stage]
+    found: set[StageLayout] = set()
+    ordered: list[StageLayout] = []
+    for price in _prices(pipelines, current, stage):
+        changes = sorted(
+            change
+            for run in layout
+            for number in _options(pipelines, size, run.choice)
+            for change in _best_changes(pipelines, size, layout, run, number, price)
+        )
+        together, used = [layout], []
+        for _, first, end, number in changes:
+            # what neighbours cost each other was ranked for one change at a time: leave an operator between changes
+            if all(end < begin or stop < first for begin, stop in used):
+                used.append((first, end))
+                together.append(rewritten(together[-1], first, end, number))
+        several = [together[count] for count in (len(used), len(used) // 2, len(used) // 4) if count > 1]
+        for option in (*several, *(rewritten(layout, *change[1:]) for change in changes[:EXACT_PER_PRICE])):
+            if option not in found:
+                found.add(option)
+                ordered.append(option)
+    return ordered
+
+
+def _options(pipelines: Pipelines, size: int, choice: int) -> list[int]:
+    """Return the choices that one exchange of degrees or one flip of the partition leads to."""
+    exchanged = (pipelines.exchanged(size, choice, True), pipelines.exchanged(size, choice, False))
+    return [*(number for number in exchanged if number is not None), *pipelines.other_partitions(size, choice)]
+
+
+def _prices(pipelines: Pipelines, current: Evaluated, stage: int) -> list[tuple[float, float]]:
+    """Return prices in ms of a byte held for a micro-batch and of a byte of weights.
+
+    Nothing, and where the stage recomputes, what it pays now, and a multiple of it.
+    """
+    size, layout = current.configuration.size, current.configuration.stages[stage]
     trial = current.stages[stage]
+    if trial.recompute_ms <= 0:
+        return [(0.0, 0.0)]
     places = pipelines.places(size, current.configuration.stages)
     assert places is not None
+    marks = np.array(pipelines.costs.marks(size, layout, places[stage]))
     choices = pipelines.batches[size].choices
-    price = 0.0
-    if trial.recompute_ms > 0:
-        marks = np.array(pipelines.costs.marks(size, layout, places[stage]))
-        held = np.concatenate([choices[run.choice].held_bytes[run.first : run.end] for run in layout])
-        recomputed = float(held[marks].sum())
-        price = trial.recompute_ms / recomputed if recomputed > 0 else 0.0
-    found: list[tuple[float, StageLayout]] = []
-    for run in layout:
-        options = [
-            number
-            for number in (
-                pipelines.exchanged(size, run.choice, True),
-                pipelines.exchanged(size, run.choice, False),
-                *pipelines.other_partitions(size, run.choice),
-            )
-            if number is not None
-        ]
-        for number in options:
-            for change, first, end in _best_runs(pipelines, size, layout, run.first, run.end, number, price):
-                found.append((change, rewritten(layout, first, end, number)))
-    found.sort(key=lambda entry: entry[0])
-    return [layout for _, layout in found[:EXACT_PER_ROUND]]
+    held = np.concatenate([choices[run.choice].held_bytes[run.first : run.end] for run in layout])
+    price = trial.recompute_ms / max(1.0, float(held[marks].sum()))
+    copies = (pipelines.problem.state_bytes_per_weight_byte + 1) / (places[stage].behind + 1)
+    return [(0.0, 0.0), *((factor * price, factor * price * copies) for factor in PRICE_FACTORS)]
 
 
-def _best_runs(
-    pipelines: Pipelines, size: int, layout: StageLayout, first: int, end: int, number: int, price: float
-) -> Iterator[tuple[float, int, int]]:
-    """Yield (change in ms, s, e) of the most promising runs [s, e) within [first, end) to get another choice."""
-    choice_of = {x: run.choice for run in layout for x in range(run.first, run.end)}
-    old = choice_of[first]
+def _best_changes(
+    pipelines: Pipelines, size: int, layout: StageLayout, run: Run, number: int, price: tuple[float, float]
+) -> Iterator[tuple[float, int, int, int]]:
+    """Yield (change in ms, s, e, number) of the most promising [s, e) within a run to get the choice `number`.
 
-    def handed_over(before: int, after: int, operator: int) -> float:
-        time = pipelines.costs.resharding_between(size, before, after, operator)
-        return IMPOSSIBLE_MS if time is None else time
-
-    def weight(choice: int) -> Floats:
-        costs = pipelines.batches[size].choices[choice]
-        value = (costs.forward_ms + costs.backward_ms + price * costs.held_bytes)[first:end]
-        value = np.where(np.isfinite(value), value, IMPOSSIBLE_MS)
-        inner = [0.0, *(handed_over(choice, choice, x) for x in range(first + 1, end))]
-        return np.concatenate([np.zeros(1), np.cumsum(value + np.array(inner))])
-
-    gain = weight(number) - weight(old)
+    They do not overlap; each is the best one that begins at its first operator.
+    """
+    first, end, old = run
+    costs = [pipelines.batches[size].choices[choice] for choice in (number, old)]
+    busy = [
+        cost.forward_ms + cost.backward_ms + price[0] * cost.held_bytes + price[1] * cost.weight_bytes for cost in costs
+    ]
+    change = (np.minimum(busy[0], IMPOSSIBLE_MS) - np.minimum(busy[1], IMPOSSIBLE_MS))[first:end]
+    within = [pipelines.handing_over_ms(size, choice, choice) for choice in (number, old)]
+    change[1:] += (within[0] - within[1])[first + 1 : end]
+    gain = np.concatenate([np.zeros(1), np.cumsum(change)])
     if pipelines.problem.space.layout == "stage":
         if gain[-1] < 0:
-            yield float(gain[-1]), first, end
+            yield float(gain[-1]), first, end, number
         return
     starts, stops = np.zeros(end - first), np.zeros(end - first)
-    for x in range(first, end):
-        before = choice_of.get(x - 1)
-        if before is not None:
-            usual = handed_over(before, old, x)
-            inside = handed_over(number, number, x) - handed_over(old, old, x) if x > first else 0.0
-            starts[x - first] = handed_over(before, number, x) - usual - inside
-        after = choice_of.get(x + 1)
-        if after is not None:
-            stops[x - first] = handed_over(number, after, x + 1) - handed_over(old, after, x + 1)
-    change = gain[None, 1:] - gain[:-1, None] + starts[:, None] + stops[None, :]
-    change[np.tril_indices(end - first, -1)] = np.inf
-    flat = change.ravel()
-    count = min(EXACT_PER_ROUND, len(flat))
-    for index in np.argpartition(flat, count - 1)[:count]:
-        if flat[index] < 0:
-            s, e = divmod(int(index), end - first)
-            yield float(flat[index]), first + s, first + e + 1
+    starts[1:] = (pipelines.handing_over_ms(size, old, number) - within[0])[first + 1 : end]
+    stops[:-1] = (pipelines.handing_over_ms(size, number, old) - within[1])[first + 1 : end]
+    place = layout.index(run)
+    if place > 0:
+        before = layout[place - 1].choice
+        starts[0] = _between(pipelines, size, before, number, first) - _between(pipelines, size, before, old, first)
+    if place < len(layout) - 1:
+        after = layout[place + 1].choice
+        stops[-1] = _between(pipelines, size, number, after, end) - _between(pipelines, size, old, after, end)
+    total = gain[None, 1:] - gain[:-1, None] + starts[:, None] + stops[None, :]
+    total[np.tril_indices(end - first, -1)] = np.inf
+    best_stop = total.argmin(axis=1)
+    best = total[np.arange(end - first), best_stop]
+    taken: list[tuple[int, int]] = []
+    for s in np.argsort(best, kind="stable"):
+        change, begin, stop = float(best[s]), int(first + s), int(first + best_stop[s] + 1)
+        if change >= 0 or len(taken) == CHANGES_PER_RUN:
+            return
+        if all(stop <= other or end_of <= begin for other, end_of in taken):
+            taken.append((begin, stop))
+            yield change, begin, stop, number
+
+
+def _between(pipelines: Pipelines, size: int, before: int, after: int, operator: int) -> float:
+    return float(pipelines.handing_over_ms(size, before, after)[operator])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from solver_plan.parallelism.choices import MicroBatch
+from solver_plan.parallelism.choices import Floats, MicroBatch
 from solver_plan.parallelism.heuristics.aceso.configuration import (
     Configuration,
     Run,
@@ -15,6 +15,9 @@ from solver_plan.parallelism.heuristics.aceso.configuration import (
 )
 from solver_plan.parallelism.heuristics.aceso.stage_costs import INTER, INTRA, Place, StageCosts, StageTrial
 from solver_plan.parallelism.problem import ParallelismProblem
+
+IMPOSSIBLE_MS = 1e9
+"""Stands for infinity where differences are taken; the exact evaluation refuses what it stands for."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +57,7 @@ class Pipelines:
         self._number_of = [
             {costs.choice: number for number, costs in enumerate(batch.choices)} for batch in batches
         ]
+        self._handing_over: dict[tuple[int, int, int], Floats] = {}
         self._neighbours: dict[tuple[int, int, bool, bool], int | None] = {}
 
     # -- evaluation ---------------------------------------------------------------------------------------------
@@ -149,6 +153,20 @@ class Pipelines:
             if (other.tensor_parallel, other.data_parallel) == (here.tensor_parallel, here.data_parallel)
             and other.partition != here.partition
         ]
+
+    def handing_over_ms(self, size: int, before: int, after: int) -> Floats:
+        """Return the time of handing over to each operator in choice `after` from its predecessor in `before`.
+
+        Shape (operators,); 0 for the first operator, `IMPOSSIBLE_MS` where no collective does it.
+        """
+        key = (size, before, after)
+        if key not in self._handing_over:
+            times = [0.0]
+            for operator in range(1, len(self.problem.operators)):
+                time = self.costs.resharding_between(size, before, after, operator)
+                times.append(IMPOSSIBLE_MS if time is None else time)
+            self._handing_over[key] = np.array(times)
+        return self._handing_over[key]
 
     def scaled(self, size: int, layout: StageLayout, tensor: bool, up: bool) -> StageLayout | None:
         """Return a stage with all its tensor (else data) parallel degrees one step up or down.

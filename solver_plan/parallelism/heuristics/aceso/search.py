@@ -3,7 +3,8 @@
     for each number of stages p, with turns of equal work instead of processes that run side by side:
         c = balanced configuration of p stages
         trial: for each of the p slowest stages of c as first target: r = multi_hop(c), until it is better than the best
-               r better: fine-tune r, c = r
+               fine-tune the best configuration that was new in this trial
+               a better one was found: c = it
                else c = best of the configurations that were generated, but never expanded, within 1.2 of the best time
                none left: adaptive restart from the best expanded ones, up to 5 times each, with partners not tried yet
     multi_hop(c, hop): at most 7 hops
@@ -164,6 +165,7 @@ class StageCountSearch:
         self._pool: list[tuple[tuple[bool, float, float], int, Evaluated]] = []
         self._expanded: list[tuple[tuple[bool, float, float], int, Evaluated]] = []
         self._count = 0
+        self._best_of_trial: Evaluated | None = None
         self.best: Evaluated | None = None
         """The best so far, or the one that comes closest to fitting."""
 
@@ -175,20 +177,15 @@ class StageCountSearch:
         self._seen.add(current.configuration)
         self._improve(current)
         while current is not None:
-            better = None
+            before, self._best_of_trial = self.best, None
             for _ in range(self._stages):
-                found = yield from self._multi_hop(current, 0)
-                if found is not None:
-                    better = found
+                better = yield from self._multi_hop(current, 0)
+                if better is not None:
+                    self._improve(better)
                     break
-            if better is not None:
-                self._improve(better)
-                for tuned in fine_tuned(self._pipelines, better):
-                    self._improve(tuned)
-                    yield
-                current = self.best
-            else:
-                current = self._restart()
+            if self._best_of_trial is not None and self._best_of_trial.fits:
+                yield from self._fine_tune(self._best_of_trial)
+            current = self.best if self.best is not before else self._restart()
             yield
 
     def _improve(self, evaluated: Evaluated) -> None:
@@ -197,6 +194,15 @@ class StageCountSearch:
             self._seen.add(evaluated.configuration)
             if evaluated.fits:
                 self._search.found(evaluated)
+
+    def _fine_tune(self, evaluated: Evaluated) -> Iterator[None]:
+        tuned = None
+        for tuned in fine_tuned(self._pipelines, evaluated):
+            self._improve(tuned)
+            yield
+        if tuned is not None and tuned.configuration not in self._seen:
+            self._seen.add(tuned.configuration)
+            self._remember(self._pool, tuned)
 
     def _multi_hop(self, current: Evaluated, hop: int) -> Steps:
         """Return a configuration better than the best, found within the hops that are left; None if there is none."""
@@ -219,6 +225,8 @@ class StageCountSearch:
             fresh.sort(key=lambda evaluated: evaluated.order)
             for evaluated in fresh:
                 self._remember(self._pool, evaluated)
+            if fresh and (self._best_of_trial is None or fresh[0].order < self._best_of_trial.order):
+                self._best_of_trial = fresh[0]
             yield
             if fresh and fresh[0].order < self.best.order:
                 return fresh[0]
