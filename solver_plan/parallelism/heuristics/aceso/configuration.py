@@ -52,7 +52,9 @@ def clipped(layout: StageLayout, first: int, end: int) -> StageLayout:
     if layout[0].first == first and layout[-1].end == end:
         return layout
     return tuple(
-        Run(max(run.first, first), min(run.end, end), run.choice) for run in layout if run.first < end and run.end > first
+        Run(max(run.first, first), min(run.end, end), run.choice)
+        for run in layout
+        if run.first < end and run.end > first
     )
 
 

@@ -54,7 +54,8 @@ def _promising(pipelines: Pipelines, current: Evaluated, stage: int) -> list[Sta
             for number in _options(pipelines, size, run.choice)
             for change in _best_changes(pipelines, size, layout, run, number, price)
         )
-        together, used = [layout], []
+        together: list[StageLayout] = [layout]
+        used: list[tuple[int, int]] = []
         for _, first, end, number in changes:
             # what neighbours cost each other was ranked for one change at a time: leave an operator between changes
             if all(end < begin or stop < first for begin, stop in used):
@@ -129,12 +130,12 @@ def _best_changes(
     best = total[np.arange(end - first), best_stop]
     taken: list[tuple[int, int]] = []
     for s in np.argsort(best, kind="stable"):
-        change, begin, stop = float(best[s]), int(first + s), int(first + best_stop[s] + 1)
-        if change >= 0 or len(taken) == CHANGES_PER_RUN:
+        begin, stop = int(first + s), int(first + best_stop[s] + 1)
+        if best[s] >= 0 or len(taken) == CHANGES_PER_RUN:
             return
         if all(stop <= other or end_of <= begin for other, end_of in taken):
             taken.append((begin, stop))
-            yield change, begin, stop, number
+            yield float(best[s]), begin, stop, number
 
 
 def _between(pipelines: Pipelines, size: int, before: int, after: int, operator: int) -> float:

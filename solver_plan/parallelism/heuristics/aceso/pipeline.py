@@ -54,9 +54,7 @@ class Pipelines:
         self.problem = problem
         self.batches = batches
         self.costs = costs
-        self._number_of = [
-            {costs.choice: number for number, costs in enumerate(batch.choices)} for batch in batches
-        ]
+        self._number_of = [{costs.choice: number for number, costs in enumerate(batch.choices)} for batch in batches]
         self._handing_over: dict[tuple[int, int, int], Floats] = {}
         self._neighbours: dict[tuple[int, int, bool, bool], int | None] = {}
 

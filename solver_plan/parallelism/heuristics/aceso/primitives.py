@@ -109,9 +109,7 @@ def _move_on(pipelines: Pipelines, moved: Configuration, share: float) -> Config
     return current.configuration
 
 
-def _ripple(
-    pipelines: Pipelines, current: Evaluated, target: int, partner: int, share: float
-) -> Configuration | None:
+def _ripple(pipelines: Pipelines, current: Evaluated, target: int, partner: int, share: float) -> Configuration | None:
     """Pass as few operators as possible from stage to stage, so that each comes below the goal."""
     size, layouts = current.configuration.size, list(current.configuration.stages)
     places = pipelines.places(size, layouts)

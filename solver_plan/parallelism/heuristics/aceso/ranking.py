@@ -34,9 +34,9 @@ def shares(current: Evaluated, stage: int) -> Shares:
 def ordered_groups(current: Evaluated, stage: int) -> list[list[Primitive]]:
     """Return the primitives to try on a bottleneck, in groups; each primitive once.
 
-    Where memory does not suffice: those that lower it. Otherwise, for each of the three consumptions in the order of the
-    stage's share: first those that lower it and raise no other one of which the stage has more than the average (nor
-    memory, if the stage recomputes), then the others that lower it; at last the rest.
+    Where memory does not suffice: those that lower it. Otherwise, for each of the three consumptions in the order of
+    the stage's share: first those that lower it and raise no other one of which the stage has more than the average
+    (nor memory, if the stage recomputes), then the others that lower it; at last the rest.
     """
     if not current.fits:
         return [[primitive for primitive in PRIMITIVES if primitive.memory < 0]]

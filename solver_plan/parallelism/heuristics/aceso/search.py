@@ -1,4 +1,4 @@
-"""Aceso's search: iterative bottleneck alleviation with several hops (Liu et al., EuroSys 2024, section 4 and artifact).
+"""Aceso's search: iterative bottleneck alleviation with several hops (Liu et al., EuroSys 2024, and its artifact).
 
     for each number of stages p, with turns of equal work instead of processes that run side by side:
         c = balanced configuration of p stages

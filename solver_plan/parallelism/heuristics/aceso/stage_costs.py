@@ -146,9 +146,7 @@ class AcesoStageCosts:
     def _size_sums(self, size: int) -> list[_ChoiceSums]:
         count = len(self._problem.operators)
         return [
-            _ChoiceSums(
-                costs, [0.0, *(self.resharding_between(size, number, number, x) for x in range(1, count))]
-            )
+            _ChoiceSums(costs, [0.0, *(self.resharding_between(size, number, number, x) for x in range(1, count))])
             for number, costs in enumerate(self._batches[size].choices)
         ]
 
