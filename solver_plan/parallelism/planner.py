@@ -23,6 +23,7 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
 from solver_plan.parallelism.drafts import DraftStage, draft_plan, finished
+from solver_plan.parallelism.heuristics.aceso import aceso_search
 from solver_plan.parallelism.heuristics.grid import grid_plans
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
@@ -38,7 +39,7 @@ from solver_plan.solving.outcome import Effort
 
 log = logging.getLogger(__name__)
 
-HEURISTICS = ("grid",)
+HEURISTICS = ("grid", "aceso")
 GRAPH_COST_S = 2e-7
 """Deterministic seconds that a span of a stage graph counts."""
 STAGE_COST_S = 0.005
@@ -91,16 +92,22 @@ class Planner:
             If the limit came first.
         """
         with self.clock.interruptible():
-            sizes = self._sizes()
-            self._grid(sizes)
-            if heuristic is None:
-                self._coarse(sizes)
-                self._fine(sizes)
-                self._program(sizes)
+            if heuristic == "aceso":
+                aceso_search(self.problem, self._batches(), self.clock, self.incumbent.offer)
+            else:
+                sizes = self._sizes()
+                self._grid(sizes)
+                if heuristic is None:
+                    self._coarse(sizes)
+                    self._fine(sizes)
+                    self._program(sizes)
         budget = self.clock.budget
-        solver = f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}"
+        solvers = {"grid": "exhaustive grid", "aceso": "iterative bottleneck alleviation"}
         certificate = self.incumbent.certificate(
-            "exhaustive grid" if heuristic == "grid" else solver, completed=heuristic is not None
+            solvers[heuristic]
+            if heuristic is not None
+            else f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}",
+            completed=heuristic is not None and not self.clock.expired,
         )
         assert self.incumbent.plan is not None
         return Planned(
@@ -116,21 +123,24 @@ class Planner:
         self.clock.spend(EVALUATION_COST_S)
         return evaluate_checked(self.problem, plan).iteration_ms
 
-    def _sizes(self) -> list[_Size]:
-        sizes = []
-        for size in micro_batch_sizes(self.problem):
-            batch = micro_batch(self.problem, size)
-            if batch.choices:
-                lower = tuple(StageRecomputation(self._shape, costs, Side.LOWER) for costs in batch.choices)
-                upper = tuple(StageRecomputation(self._shape, costs, Side.UPPER) for costs in batch.choices)
-                entry = _Size(batch, lower, upper, 0.0)
-                entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
-                sizes.append(entry)
-        if not sizes:
+    def _batches(self) -> list[MicroBatch]:
+        found = [micro_batch(self.problem, size) for size in micro_batch_sizes(self.problem)]
+        batches = [batch for batch in found if batch.choices]
+        if not batches:
             raise InputError(
                 f"global_batch: no micro-batch size that the profiles and the space allow divides "
                 f"{self.problem.global_batch}; choose another global batch, or profile more batch sizes"
             )
+        return batches
+
+    def _sizes(self) -> list[_Size]:
+        sizes = []
+        for batch in self._batches():
+            lower = tuple(StageRecomputation(self._shape, costs, Side.LOWER) for costs in batch.choices)
+            upper = tuple(StageRecomputation(self._shape, costs, Side.UPPER) for costs in batch.choices)
+            entry = _Size(batch, lower, upper, 0.0)
+            entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
+            sizes.append(entry)
         return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
 
     @property

@@ -40,9 +40,13 @@ MOST_EXPANSIONS = 5
 """Times that adaptive restarts expand a configuration."""
 TURN = 400
 """Stage evaluations until the next number of stages has its turn."""
-STAGE_COST_S = 6e-5
+EAGERNESS = 8
+"""A number of stages whose best plan takes x times the best of all has turns of x ** -EAGERNESS the length."""
+LEAST_SHARE = 0.1
+"""The least part of a turn that a number of stages gets."""
+STAGE_COST_S = 2e-4
 """Deterministic seconds that the evaluation of a stage counts."""
-STEP_COST_S = 2e-4
+STEP_COST_S = 3e-4
 """Deterministic seconds that one expansion of a configuration by a group of primitives counts beside."""
 
 Offer = Callable[[ParallelismPlan, str], bool]
@@ -114,9 +118,10 @@ class AcesoSearch:
 
     def run(self) -> AcesoOutcome:
         """Search until nothing is left to try or a limit is reached."""
-        waiting = [StageCountSearch(self, stages).steps() for stages in self._stage_counts()]
+        searches = [StageCountSearch(self, stages) for stages in self._stage_counts()]
+        waiting = [(search, search.steps()) for search in searches]
         while waiting and not self.over:
-            waiting = [steps for steps in waiting if self._turn(steps)]
+            waiting = [(search, steps) for search, steps in waiting if self._turn(search, steps)]
         self._spend()
         return AcesoOutcome(self.costs.evaluations, completed=not self._clock.expired)
 
@@ -133,9 +138,16 @@ class AcesoSearch:
         limit = self.problem.space.max_stages or MOST_STAGES
         return range(1, min(most, limit, len(self.problem.operators)) + 1)
 
-    def _turn(self, steps: Iterator[None]) -> bool:
-        """Let one number of stages search for a while; False when it has ended."""
-        end = self.costs.evaluations + TURN
+    def _turn(self, search: "StageCountSearch", steps: Iterator[None]) -> bool:
+        """Let one number of stages search for a while; False when it has ended.
+
+        Aceso gives each number of stages a process and equal time. Where they share one budget, the turns of those that
+        are behind are shorter.
+        """
+        share = 1.0
+        if self.best is not None and search.best is not None:
+            share = (self.best.iteration_ms / search.best.iteration_ms) ** EAGERNESS if search.best.fits else 0.0
+        end = self.costs.evaluations + TURN * max(LEAST_SHARE, share)
         while self.costs.evaluations < end and not self.over:
             self._clock.spend(STEP_COST_S)
             if next(steps, self) is self:
