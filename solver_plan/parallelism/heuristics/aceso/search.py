@@ -34,6 +34,8 @@ from solver_plan.solving import Clock
 SOURCE = "heuristic:aceso"
 MOST_HOPS = 7
 MOST_STAGES = 16
+PATIENCE = 30
+"""New configurations after which a trial that brought nothing better is given up."""
 POOL_FACTOR = 1.2
 """Configurations within this factor of the best time are kept for restarts."""
 MOST_EXPANSIONS = 5
@@ -171,13 +173,15 @@ class StageCountSearch:
         self._search = search
         self._stages = stages
         self._pipelines = search.pipelines
-        self._seen: set[Configuration] = set()
+        self.seen: set[Configuration] = set()
+        """Configurations generated so far."""
         self._targets: set[tuple[Configuration, int]] = set()
         self._tried: dict[tuple[Configuration, int, str], Tried] = {}
         self._pool: list[tuple[tuple[bool, float, float], int, Evaluated]] = []
         self._expanded: list[tuple[tuple[bool, float, float], int, Evaluated]] = []
         self._count = 0
         self._best_of_trial: Evaluated | None = None
+        self._trial_end = 0
         self.best: Evaluated | None = None
         """The best so far, or the one that comes closest to fitting."""
 
@@ -186,10 +190,10 @@ class StageCountSearch:
         current = self._pipelines.start(self._stages)
         if current is None:
             return
-        self._seen.add(current.configuration)
+        self.seen.add(current.configuration)
         self._improve(current)
         while current is not None:
-            before, self._best_of_trial = self.best, None
+            before, self._best_of_trial, self._trial_end = self.best, None, len(self.seen) + PATIENCE
             for _ in range(self._stages):
                 better = yield from self._multi_hop(current, 0)
                 if better is not None:
@@ -203,7 +207,7 @@ class StageCountSearch:
     def _improve(self, evaluated: Evaluated) -> None:
         if self.best is None or evaluated.order < self.best.order:
             self.best = evaluated
-            self._seen.add(evaluated.configuration)
+            self.seen.add(evaluated.configuration)
             if evaluated.fits:
                 self._search.found(evaluated)
 
@@ -212,15 +216,15 @@ class StageCountSearch:
         for tuned in fine_tuned(self._pipelines, evaluated):
             self._improve(tuned)
             yield
-        if tuned is not None and tuned.configuration not in self._seen:
-            self._seen.add(tuned.configuration)
+        if tuned is not None and tuned.configuration not in self.seen:
+            self.seen.add(tuned.configuration)
             self._remember(self._pool, tuned)
 
     def _multi_hop(self, current: Evaluated, hop: int) -> Steps:
         """Return a configuration better than the best, found within the hops that are left; None if there is none."""
         assert self.best is not None
         target = self._next_target(current)
-        if hop == MOST_HOPS or target is None:
+        if hop == MOST_HOPS or target is None or len(self.seen) > self._trial_end:
             return None
         self._remember(self._expanded, current)
         current.expansions += 1
@@ -229,8 +233,8 @@ class StageCountSearch:
             for primitive in group:
                 tried = self._tried.setdefault((current.configuration, target, primitive.name), set())
                 for configuration in primitive.apply(self._pipelines, current, target, tried):
-                    if configuration not in self._seen:
-                        self._seen.add(configuration)
+                    if configuration not in self.seen:
+                        self.seen.add(configuration)
                         evaluated = self._pipelines.evaluate(configuration)
                         if evaluated is not None:
                             fresh.append(evaluated)
