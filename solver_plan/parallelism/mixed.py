@@ -8,7 +8,8 @@ K) and whether it is recomputed:
 
 Lower bound (Lagrange): with a price q on every byte, the shortest path of
 time + q * (s W + (b + 1)(input + held - saved)), minus q * (memory - least reserved), is at most the time of every
-stage that fits; the best of a few prices counts. The peak is neglected. One pass from every first operator serves all ends.
+stage that fits; the best of a few prices counts. The peak is neglected. One pass from every first operator serves all
+ends.
                                                                                                    → MixedBound
 Plans: shortest paths at increasing prices, with caps on what the allocator reserves, until the true memory fits; then
 layouts and recomputation are improved one operator at a time.                                     → MixedStages.find

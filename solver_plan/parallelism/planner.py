@@ -23,6 +23,7 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
 from solver_plan.parallelism.drafts import draft_plan, finished
+from solver_plan.parallelism.heuristics.aceso import aceso_search
 from solver_plan.parallelism.heuristics.grid import grid_plans
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
@@ -39,7 +40,7 @@ from solver_plan.solving.outcome import Effort
 
 log = logging.getLogger(__name__)
 
-HEURISTICS = ("grid",)
+HEURISTICS = ("grid", "aceso")
 EVALUATION_COST_S = 0.002
 """Deterministic seconds that the evaluation of a plan counts."""
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
@@ -84,20 +85,17 @@ class Planner:
             If the limit came first.
         """
         with self.clock.interruptible():
-            sizes = self._sizes()
-            self._grid()
-            if heuristic is None:
-                try:
-                    self._coarse(sizes)
-                    self._fine(sizes)
-                    self._program(sizes)
-                except OutOfTimeError:
-                    self._raise_bound(sizes)
+            try:
+                self._search(heuristic)
+            except OutOfTimeError:
+                log.info("the limit came within a computation")
         budget = self.clock.budget
-        solver = f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}"
+        solvers = {"grid": "exhaustive grid", "aceso": "iterative bottleneck alleviation"}
         certificate = self.incumbent.certificate(
-            "exhaustive grid" if heuristic == "grid" else solver,
-            completed=heuristic is not None or not self.clock.expired,
+            solvers[heuristic]
+            if heuristic is not None
+            else f"{cp_sat_version()}, {budget.worker_count} workers, seed {budget.seed}",
+            completed=not self.clock.expired,
         )
         assert self.incumbent.plan is not None
         return Planned(
@@ -108,6 +106,21 @@ class Planner:
                 first_plan_s=self.incumbent.trace[0].seconds if self.incumbent.trace else None,
             ),
         )
+
+    def _search(self, heuristic: str | None) -> None:
+        if heuristic == "aceso":
+            aceso_search(self.problem, self._batches(), self.clock, self.incumbent.offer)
+            return
+        self._grid()
+        if heuristic is None:
+            sizes = self._sizes()
+            try:
+                self._coarse(sizes)
+                self._fine(sizes)
+                self._program(sizes)
+            finally:
+                if not self.incumbent.closed:
+                    self._raise_bound(sizes)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
         self.clock.spend(EVALUATION_COST_S)
@@ -287,7 +300,6 @@ class Planner:
                 if len(size.arcs):
                     left.append(size)
         if not left or self.clock.expired or self.incumbent.closed:
-            self._raise_bound(sizes)
             return
         others = min((size.bound_ms for size in sizes if size not in left), default=np.inf)
         relaxed = [
@@ -295,8 +307,6 @@ class Planner:
         ]
         self._solve(left, relaxed, min(objective, others))
         self._solve_real(left, relaxed)
-        if not self.incumbent.closed:
-            self._raise_bound(sizes)
 
     def _solve_real(self, left: list[_Size], relaxed: list[SizedArcs]) -> None:
         """Solve the program over stages that really fit, where their times are not those of the relaxation."""
