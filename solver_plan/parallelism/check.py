@@ -21,6 +21,18 @@ ROUNDING_BYTES = 0.01
 
 def check(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]:
     """Return every violation of a plan, one line each; nothing for a valid plan."""
+    return _checked(problem, plan)[0]
+
+
+def evaluate_checked(problem: ParallelismProblem, plan: ParallelismPlan) -> Evaluation:
+    """Return what a valid plan costs. Raises `InvalidPlanError` with every violation otherwise."""
+    violations, evaluation = _checked(problem, plan)
+    if evaluation is None or violations:
+        raise InvalidPlanError(violations)
+    return evaluation
+
+
+def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[str, ...], Evaluation | None]:
     structure = (
         *_micro_batches(problem, plan),
         *_operators(problem, plan),
@@ -30,20 +42,12 @@ def check(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]
         *_schedule(plan),
     )
     if structure:
-        return structure
+        return structure, None
     try:
         evaluation = evaluate(problem, plan)
     except InvalidPlanError as error:
-        return error.violations
-    return (*_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation))
-
-
-def evaluate_checked(problem: ParallelismProblem, plan: ParallelismPlan) -> Evaluation:
-    """Return what a valid plan costs. Raises `InvalidPlanError` with every violation otherwise."""
-    violations = check(problem, plan)
-    if violations:
-        raise InvalidPlanError(violations)
-    return evaluate(problem, plan)
+        return error.violations, None
+    return (*_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation)), evaluation
 
 
 def _micro_batches(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:

@@ -125,26 +125,30 @@ _MISSING = Profile(
 
 def _costs(problem: ParallelismProblem, size: int, choice: Choice) -> ChoiceCosts:
     key = (size // choice.data_parallel, choice.tensor_parallel, choice.partition)
-    found = [problem.profile_table[operator.profile].get(key) for operator in problem.operators]
-    missing = np.array([profile is None for profile in found])
-    profiles = [profile or _MISSING for profile in found]
     links: tuple[Link, Link] = (problem.cluster.intra_node, problem.cluster.inter_node)
+    # operators of repeated blocks share profiles: look up each profile once, then spread
+    names = list(problem.profile_table)
+    number_of = {name: number for number, name in enumerate(names)}
+    index = np.array([number_of[operator.profile] for operator in problem.operators])
+    found = [problem.profile_table[name].get(key) for name in names]
+    profiles = [profile or _MISSING for profile in found]
 
     def column(values: list[float]) -> Floats:
-        return np.array(values, dtype=np.float64)
+        return np.array(values, dtype=np.float64)[index]
 
-    forward = column([profile.forward_ms for profile in profiles])
-    forward[missing] = np.inf
-    factors = column([operator.activation_factor for operator in problem.operators])
+    def transfers(sizes: list[int]) -> Floats:
+        return np.array([[transfer_ms(one, link) for one in sizes] for link in links])[:, index]
+
+    factors = np.array([operator.activation_factor for operator in problem.operators])
     return ChoiceCosts(
         choice=choice,
-        forward_ms=forward,
+        forward_ms=column([np.inf if profile is None else profile.forward_ms for profile in found]),
         backward_ms=column([profile.backward_ms for profile in profiles]),
         input_bytes=column([float(profile.input_bytes) for profile in profiles]),
         weight_bytes=column([float(profile.weight_bytes) for profile in profiles]),
         held_bytes=column([float(profile.activation_bytes) for profile in profiles]) * factors,
         forward_reserved_bytes=column([float(profile.forward_reserved_bytes) for profile in profiles]),
         backward_reserved_bytes=column([float(profile.backward_reserved_bytes) for profile in profiles]),
-        receive_ms=np.array([[transfer_ms(profile.input_bytes, link) for profile in profiles] for link in links]),
-        send_ms=np.array([[transfer_ms(profile.output_bytes, link) for profile in profiles] for link in links]),
+        receive_ms=transfers([profile.input_bytes for profile in profiles]),
+        send_ms=transfers([profile.output_bytes for profile in profiles]),
     )

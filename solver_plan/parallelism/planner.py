@@ -13,6 +13,7 @@ the incumbent, and a micro-batch size that was not looked at yet counts with its
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -109,7 +110,7 @@ class Planner:
 
     def _search(self, heuristic: str | None) -> None:
         if heuristic == "aceso":
-            aceso_search(self.problem, self._batches(), self.clock, self.incumbent.offer)
+            aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer)
             return
         self._grid()
         if heuristic is None:
@@ -126,6 +127,7 @@ class Planner:
         self.clock.spend(EVALUATION_COST_S)
         return evaluate_checked(self.problem, plan).iteration_ms
 
+    @cached_property
     def _batches(self) -> list[MicroBatch]:
         found = [micro_batch(self.problem, size) for size in micro_batch_sizes(self.problem)]
         batches = [batch for batch in found if batch.choices]
@@ -138,7 +140,7 @@ class Planner:
 
     def _sizes(self) -> list[_Size]:
         sizes = []
-        for batch in self._batches():
+        for batch in self._batches:
             entry = _Size(stage_source(self.problem, self._shape, batch, self.clock.work), 0.0)
             entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
             sizes.append(entry)
@@ -155,7 +157,7 @@ class Planner:
         return self.incumbent.objective if self.incumbent.objective is not None else np.inf
 
     def _grid(self) -> None:
-        for size in self._batches():
+        for size in self._batches:
             for plan in grid_plans(self.problem, size):
                 if self.clock.expired:
                     return
@@ -180,7 +182,7 @@ class Planner:
     def _fine(self, sizes: list[_Size]) -> None:
         """Find, for every micro-batch size, the stages that a better plan may use, with exact times."""
         if self.incumbent.objective is None and not self.clock.expired:
-            shortage = explain(self.problem, self._batches(), self._shape)
+            shortage = explain(self.problem, self._batches, self._shape)
             if shortage is not None:
                 raise InfeasibleProblemError(shortage)
             for factor in WIDENING:
