@@ -157,7 +157,8 @@ class StageGraph:
     def work_bound_ms(self) -> float:
         """Lower bound on every pipeline of this micro-batch size from the work alone."""
         slowest = self._front_device_ms[-1] / self._devices
-        return float((self.batch.count - 1) * slowest + self._front_ms[-1])
+        work = (self.batch.count - 1) * slowest if self.batch.count > 1 else 0.0  # 0 * infinity is no number
+        return float(work + self._front_ms[-1])
 
     def arcs(self) -> Arcs:
         """Return the arcs that survive the cutoff."""
