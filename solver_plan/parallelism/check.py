@@ -12,6 +12,7 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.costs import Evaluation, evaluate
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.simulate import orders_of, play
 
 RELATIVE_TOLERANCE = 1e-6
 """To which times of a plan must agree with the recomputed ones."""
@@ -35,7 +36,7 @@ def check(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]
         evaluation = evaluate(problem, plan)
     except InvalidPlanError as error:
         return error.violations
-    return (*_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation))
+    return (*_playable(plan, evaluation), *_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation))
 
 
 def evaluate_checked(problem: ParallelismProblem, plan: ParallelismPlan) -> Evaluation:
@@ -147,10 +148,14 @@ def _whole_blocks(problem: ParallelismProblem, place: str, stage: Stage) -> Iter
 
 
 def _schedule(plan: ParallelismPlan) -> Iterator[str]:
-    """Every stage runs each micro-batch forward and backward once, on the devices of one group, in a playable order."""
+    """Every stage runs each micro-batch forward and backward once, on the devices of one group."""
     if plan.schedule is None:
         return
     groups = sorted({stage.devices for stage in plan.stages})
+    for first, second in itertools.combinations(groups, 2):
+        if set(first) & set(second):
+            yield f"schedule.orders: devices {list(first)} and {list(second)} overlap, groups are equal or apart"
+            return
     orders = plan.schedule.orders
     if len(orders) != len(groups):
         yield f"schedule.orders: {len(orders)} lists, the stages have {len(groups)} groups of devices"
@@ -181,6 +186,16 @@ def _schedule(plan: ParallelismPlan) -> Iterator[str]:
             together = plan.stages[first].devices == plan.stages[second].devices
             if together != (home[first] == home[second]):
                 yield f"schedule.orders: stages {first} and {second} share a list if and only if they share devices"
+
+
+def _playable(plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
+    """The lists of actions can be worked through: nothing waits for what stands behind it."""
+    if plan.schedule is None:
+        return
+    try:
+        play(evaluation.stages, orders_of(plan)[1])
+    except InvalidPlanError as error:
+        yield from error.violations
 
 
 def _memory(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
