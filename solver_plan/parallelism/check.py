@@ -152,9 +152,9 @@ def _schedule(plan: ParallelismPlan) -> Iterator[str]:
     if plan.schedule is None:
         return
     groups = sorted({stage.devices for stage in plan.stages})
-    for first, second in itertools.combinations(groups, 2):
-        if set(first) & set(second):
-            yield f"schedule.orders: devices {list(first)} and {list(second)} overlap, groups are equal or apart"
+    for group, other in itertools.combinations(groups, 2):
+        if set(group) & set(other):
+            yield f"schedule.orders: devices {list(group)} and {list(other)} overlap, groups are equal or apart"
             return
     orders = plan.schedule.orders
     if len(orders) != len(groups):
