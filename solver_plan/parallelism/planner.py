@@ -283,10 +283,12 @@ class Planner:
         if not np.isfinite(self._real(size, graph, arcs, path)).all():
             return False
         keys = _keys(arcs)
-        stages = [
-            DraftStage(first, end, size.batch.choices[choice].choice, size.found[choice, first, end, behind][1])
-            for choice, first, end, behind in (keys[index] for index in path)
-        ]
+        stages = []
+        for index in path:
+            choice, first, end, _ = keys[index]
+            layout = size.batch.choices[choice].choice
+            marks = size.found[keys[index]][1]
+            stages.append(DraftStage(first, end, layout, marks, int(arcs.devices_behind[index])))
         return self.incumbent.offer(draft_plan(self.problem, size.batch.size, stages), source)
 
     # -- constraint program -------------------------------------------------------------------------------------
