@@ -16,6 +16,8 @@ from solver_plan.parallelism.simulate import orders_of, play
 
 RELATIVE_TOLERANCE = 1e-6
 """To which times of a plan must agree with the recomputed ones."""
+RECOMPUTED = ("closed-form:", "lp:", "milp:")
+"""Sources of a bound that can be confirmed without the solver that gave it."""
 ROUNDING_BYTES = 0.01
 """Sizes are whole bytes or fractions that the problem states: less than this is floating-point error."""
 
@@ -36,7 +38,12 @@ def check(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]
         evaluation = evaluate(problem, plan)
     except InvalidPlanError as error:
         return error.violations
-    return (*_playable(plan, evaluation), *_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation))
+    return (
+        *_playable(plan, evaluation),
+        *_memory(problem, plan, evaluation),
+        *_predicted(problem, plan, evaluation),
+        *_bound(problem, plan, evaluation),
+    )
 
 
 def evaluate_checked(problem: ParallelismProblem, plan: ParallelismPlan) -> Evaluation:
@@ -228,6 +235,20 @@ def _predicted(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: E
         stated = predicted.stage_memory_bytes[index]
         if abs(stated - cost.memory_bytes) > tolerance:
             yield f"predicted.stage_memory_bytes[{index}]: {stated}, recomputed {cost.memory_bytes:.0f}"
+
+
+def _bound(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
+    """The bound is one: not above the plan, and computed again where it is said to come from a closed form or an LP."""
+    certificate = plan.certificate
+    if certificate is None or certificate.bound is None:
+        return
+    if certificate.bound > evaluation.iteration_ms * (1 + RELATIVE_TOLERANCE):
+        yield f"certificate.bound: {certificate.bound!r}, but this plan takes {evaluation.iteration_ms!r}"
+    elif (certificate.bound_from or "").startswith(RECOMPUTED):
+        from solver_plan.parallelism.bounds import no_pipeline_below  # numpy is slow to load, most plans need none
+
+        if not no_pipeline_below(problem, certificate.bound):
+            yield f"certificate.bound: {certificate.bound!r} by {certificate.bound_from} is not confirmed"
 
 
 def _differ(stated: float, recomputed: float) -> bool:
