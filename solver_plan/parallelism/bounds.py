@@ -12,7 +12,8 @@ import numpy as np
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.choices import micro_batch, micro_batch_sizes
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.recomputation.stages import StageRecomputation, chain_shape
+from solver_plan.parallelism.recomputation.shape import chain_shape
+from solver_plan.parallelism.recomputation.stages import StageRecomputation
 from solver_plan.parallelism.stage_graph import StageGraph
 
 MARGIN = 1e-9

@@ -13,7 +13,7 @@ from solver_plan.parallelism.choices import micro_batch, micro_batch_sizes
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.planner import Planner
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.recomputation.stages import chain_shape
+from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.profiles.aceso import import_aceso
 from solver_plan.solving import Budget
 from tests.parallelism.exhaustive import best_plan

@@ -18,7 +18,8 @@ from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.planner import Planner
 from solver_plan.parallelism.problem import ParallelismProblem, Space
-from solver_plan.parallelism.recomputation.stages import StageRecomputation, chain_shape
+from solver_plan.parallelism.recomputation.shape import chain_shape
+from solver_plan.parallelism.recomputation.stages import StageRecomputation
 from solver_plan.parallelism.stage_graph import StageGraph
 from solver_plan.solving import Budget, Clock, solve_cp_sat
 from tests.parallelism.exhaustive import best_plan

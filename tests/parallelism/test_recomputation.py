@@ -13,9 +13,10 @@ from solver_plan.parallelism.costs.recompute import saved_and_peak
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation import exact
 from solver_plan.parallelism.recomputation.exact import TooManyLabelsError, least_recomputation
-from solver_plan.parallelism.recomputation.fronts import hull, pareto, sum_of
+from solver_plan.parallelism.recomputation.fronts import pareto, sum_of
 from solver_plan.parallelism.recomputation.patterns import masks
-from solver_plan.parallelism.recomputation.stages import StageRecomputation, chain_shape
+from solver_plan.parallelism.recomputation.shape import chain_shape
+from solver_plan.parallelism.recomputation.stages import StageRecomputation
 from solver_plan.parallelism.stage_table import RecomputationBound, spans
 from tests.parallelism.exhaustive import marks_of
 from tests.parallelism.problems import random_problem
@@ -156,11 +157,10 @@ def test_fronts() -> None:
     index = np.arange(6)
     front = pareto(time, saved, index, index)
     assert front.left.tolist() == [0, 1, 3, 5]
-    assert hull(front).tolist() == [0, 1, 3]
     least, point = front.cheapest(np.array([0.0, 3.5, 9.0, 9.5]))
     assert least.tolist() == [0.0, 2.0, 5.0, np.inf]
     assert point.tolist() == [0, 2, 3, -1]
-    both = sum_of(front, front, 0.0)
+    both = sum_of(front, front)
     reached = {(t, s) for t, s in zip(both.time_ms.tolist(), both.saved_bytes.tolist(), strict=True)}
     sums = [(a + b, x + y) for a, x in zip(time, saved, strict=True) for b, y in zip(time, saved, strict=True)]
     for t, s in sums:
