@@ -154,6 +154,11 @@ class StageGraph:
         return len(self._shape.classes)
 
     @property
+    def _cut_at_0(self) -> bool:
+        """Whether other stages may lie before one that begins at position 0."""
+        return False
+
+    @property
     def work_bound_ms(self) -> float:
         """Lower bound on every pipeline of this micro-batch size from the work alone."""
         slowest = self._front_device_ms[-1] / self._devices
@@ -228,7 +233,7 @@ class StageGraph:
             new_sum = time + total[end, u]
             left = self._devices - u - devices
             complete = left == 0 or not self.problem.space.use_all_devices
-            reachable = np.where(first == 0, complete, left > 0)
+            reachable = np.where(first == 0, complete or (left > 0 and self._cut_at_0), left > 0)
             front = self._front_device_ms[first] / max(left, 1)
             value = self._value(np.maximum(new_max, front), new_sum + self._front_ms[first])
             keep = np.flatnonzero(reachable & (value <= self._cutoff))

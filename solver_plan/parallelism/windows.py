@@ -35,6 +35,10 @@ class WindowGraph(StageGraph):
         """Number of blocks."""
         return len(self._shape.blocks)
 
+    @property
+    def _cut_at_0(self) -> bool:
+        return True  # position 0 is a cut anywhere in the first block
+
     def _table(self, costs: ChoiceCosts, recomputation: StageRecomputation, longest: float, cuts: Bools) -> ChoiceTable:
         inner = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
         blocks = len(self._shape.blocks)
