@@ -12,9 +12,12 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.costs import Evaluation, evaluate
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.simulate import orders_of, play
 
 RELATIVE_TOLERANCE = 1e-6
 """To which times of a plan must agree with the recomputed ones."""
+RECOMPUTED = ("closed-form:", "lp:", "milp:")
+"""Sources of a bound that can be confirmed without the solver that gave it."""
 ROUNDING_BYTES = 0.01
 """Sizes are whole bytes or fractions that the problem states: less than this is floating-point error."""
 
@@ -47,7 +50,13 @@ def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[
         evaluation = evaluate(problem, plan)
     except InvalidPlanError as error:
         return error.violations, None
-    return (*_memory(problem, plan, evaluation), *_predicted(problem, plan, evaluation)), evaluation
+    violations = (
+        *_playable(plan, evaluation),
+        *_memory(problem, plan, evaluation),
+        *_predicted(problem, plan, evaluation),
+        *_bound(problem, plan, evaluation),
+    )
+    return violations, evaluation
 
 
 def _micro_batches(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:
@@ -93,6 +102,14 @@ def _devices(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str
         nodes = {device // cluster.devices_per_node for device in stage.devices}
         if len(nodes) > 1 and not space.cross_node_stages:
             yield f"{place}: lies in nodes {sorted(nodes)}, a stage must stay within one"
+    if space.device_order == "rank":
+        order = [device for stage in plan.stages for device in stage.devices]
+        broken = next((at for at, (one, two) in enumerate(itertools.pairwise(order)) if one >= two), None)
+        if broken is not None and not shared:
+            yield f"stages: device {order[broken]} comes before {order[broken + 1]}, devices are in rank order"
+        for index, stage in enumerate(plan.stages):
+            if stage.devices != tuple(range(stage.devices[0], stage.devices[0] + len(stage.devices))):
+                yield f"stages[{index}].devices: {list(stage.devices)} are not in one piece"
     if space.use_all_devices and len([d for d in uses if d < cluster.devices]) < cluster.devices:
         unused = next(device for device in range(cluster.devices) if device not in uses)
         yield f"stages: device {unused} is not used, all must be"
@@ -151,10 +168,14 @@ def _whole_blocks(problem: ParallelismProblem, place: str, stage: Stage) -> Iter
 
 
 def _schedule(plan: ParallelismPlan) -> Iterator[str]:
-    """Every stage runs each micro-batch forward and backward once, on the devices of one group, in a playable order."""
+    """Every stage runs each micro-batch forward and backward once, on the devices of one group."""
     if plan.schedule is None:
         return
     groups = sorted({stage.devices for stage in plan.stages})
+    for group, other in itertools.combinations(groups, 2):
+        if set(group) & set(other):
+            yield f"schedule.orders: devices {list(group)} and {list(other)} overlap, groups are equal or apart"
+            return
     orders = plan.schedule.orders
     if len(orders) != len(groups):
         yield f"schedule.orders: {len(orders)} lists, the stages have {len(groups)} groups of devices"
@@ -187,6 +208,16 @@ def _schedule(plan: ParallelismPlan) -> Iterator[str]:
                 yield f"schedule.orders: stages {first} and {second} share a list if and only if they share devices"
 
 
+def _playable(plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
+    """The lists of actions can be worked through: nothing waits for what stands behind it."""
+    if plan.schedule is None:
+        return
+    try:
+        play(evaluation.stages, orders_of(plan)[1])
+    except InvalidPlanError as error:
+        yield from error.violations
+
+
 def _memory(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
     limit = problem.cluster.usable_bytes_per_device
     for index, cost in enumerate(evaluation.stages):
@@ -217,6 +248,20 @@ def _predicted(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: E
         stated = predicted.stage_memory_bytes[index]
         if abs(stated - cost.memory_bytes) > tolerance:
             yield f"predicted.stage_memory_bytes[{index}]: {stated}, recomputed {cost.memory_bytes:.0f}"
+
+
+def _bound(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
+    """The bound is one: not above the plan, and computed again where it is said to come from a closed form or an LP."""
+    certificate = plan.certificate
+    if certificate is None or certificate.bound is None:
+        return
+    if certificate.bound > evaluation.iteration_ms * (1 + RELATIVE_TOLERANCE):
+        yield f"certificate.bound: {certificate.bound!r}, but this plan takes {evaluation.iteration_ms!r}"
+    elif (certificate.bound_from or "").startswith(RECOMPUTED):
+        from solver_plan.parallelism.bounds import no_pipeline_below  # numpy is slow to load, most plans need none
+
+        if not no_pipeline_below(problem, certificate.bound):
+            yield f"certificate.bound: {certificate.bound!r} by {certificate.bound_from} is not confirmed"
 
 
 def _differ(stated: float, recomputed: float) -> bool:

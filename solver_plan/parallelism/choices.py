@@ -134,10 +134,12 @@ def _costs(problem: ParallelismProblem, size: int, choice: Choice) -> ChoiceCost
     profiles = [profile or _MISSING for profile in found]
 
     def column(values: list[float]) -> Floats:
-        return np.array(values, dtype=np.float64)[index]
+        spread: Floats = np.array(values, dtype=np.float64)[index]
+        return spread
 
     def transfers(sizes: list[int]) -> Floats:
-        return np.array([[transfer_ms(one, link) for one in sizes] for link in links])[:, index]
+        spread: Floats = np.array([[transfer_ms(one, link) for one in sizes] for link in links])[:, index]
+        return spread
 
     factors = np.array([operator.activation_factor for operator in problem.operators])
     return ChoiceCosts(

@@ -20,6 +20,8 @@ class DraftStage:
     """Layout of each operator, shape (end - first,)."""
     marks: tuple[bool, ...]
     """Recomputed operators, shape (end - first,)."""
+    devices_behind: int | None = None
+    """Devices of higher rank than the stage's; None: right behind the stage before."""
 
     @property
     def devices(self) -> int:
@@ -28,10 +30,12 @@ class DraftStage:
 
 
 def draft_plan(problem: ParallelismProblem, micro_batch_size: int, stages: Sequence[DraftStage]) -> ParallelismPlan:
-    """Return a plan of stages on devices in rank order; idle devices, if any, come first."""
+    """Return a plan of stages on devices in rank order; idle devices come first where the stages do not say."""
     rank = problem.cluster.devices - sum(stage.devices for stage in stages)
     documents = []
     for stage in stages:
+        if stage.devices_behind is not None:
+            rank = problem.cluster.devices - stage.devices_behind - stage.devices
         documents.append(
             Stage(
                 operators=(stage.first, stage.end),

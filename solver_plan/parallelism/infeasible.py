@@ -5,6 +5,7 @@ saved. The pipeline that minimises the largest of them, over all cuts, choices a
 path through the same stage graph as for time (`MemoryGraph`).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,13 +13,15 @@ import numpy as np
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
 from solver_plan.parallelism.paths import best_path
-from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.problem import Cluster, ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
-from solver_plan.parallelism.sources import stage_source
+from solver_plan.parallelism.sources import StageSource, stage_source
 from solver_plan.parallelism.stage_graph import Arcs, ChoiceTable, Integers, StageGraph
 from solver_plan.parallelism.stage_table import SpanBound, Spans
 
 MEGABYTE = 2**20
+MOST_REFUTATIONS = 300
+"""Pipelines whose stages turn out to need more than their lower bound before a micro-batch size is given up."""
 MOST_NODES = 8
 """More nodes tried, as multiples, when looking for a cluster that is large enough."""
 
@@ -35,7 +38,7 @@ class MemoryGraph(StageGraph):
         cutoff_bytes: float,
         cuts: Bools,
     ) -> None:
-        super().__init__(problem, shape, batch, bound, np.inf, cuts)
+        super().__init__(problem, shape, batch, bound, np.inf, cuts, any_order=not problem.in_rank_order)
         self._cutoff = cutoff_bytes
         self._scale = 1.0
         self._sum_weight = 0.0
@@ -64,6 +67,7 @@ class _Attempt:
 
     batch: MicroBatch
     memory_bytes: float
+    """A plan fits into so much, and none into a MB less; or a lower bound on what any plan needs."""
     stage: int
     stages: int
     arcs: Arcs
@@ -77,6 +81,7 @@ def explain(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: C
     The line names the stage of the best attempt, how many bytes it is short, the smallest memory (to 1 MB) at which a
     plan exists, and a number of nodes at which one does.
     """
+    limit = problem.cluster.usable_bytes_per_device
     best = _least_memory(problem, batches, shape, fine=True)
     if best is None:
         return (
@@ -84,21 +89,25 @@ def explain(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: C
             "devices with the device counts, stages and profiled layouts that the space allows; allow other "
             "device_counts, cross_node_stages or idle devices, or profile more layouts"
         )
-    limit = problem.cluster.usable_bytes_per_device
     if best.memory_bytes <= limit:
         return None
     first, end = int(best.arcs.first[best.worst]), int(best.arcs.end[best.worst])
     choice = best.batch.choices[int(best.arcs.choice[best.worst])].choice
-    enough_mb = -(-int(best.memory_bytes) // MEGABYTE)
-    margin = problem.cluster.memory_margin
-    needed_mb = int(np.ceil(enough_mb / (1 - margin)))
     return (
         f"no plan fits the memory: even the attempt that needs least (micro-batch {best.batch.size}, {best.stages} "
-        f"stages) is {best.memory_bytes - limit:.0f} bytes short on stage {best.stage} "
+        f"stages) is {math.ceil(best.memory_bytes - limit)} bytes short on stage {best.stage} "
         f"(operators {first} to {end - 1}, tensor parallel {choice.tensor_parallel}, data parallel "
-        f"{choice.data_parallel}); a plan exists from {needed_mb} MB per device"
+        f"{choice.data_parallel}); a plan exists from {_whole_mb(problem.cluster, best.memory_bytes)} MB per device"
         f"{_nodes_that_suffice(problem, batches, shape)}"
     )
+
+
+def _whole_mb(cluster: Cluster, usable_bytes: float) -> int:
+    """Return the least memory of a device, in MB, of which so many bytes are usable."""
+    megabytes = math.ceil(usable_bytes / (1 - cluster.memory_margin) / MEGABYTE) - 1
+    while replace(cluster, memory_bytes_per_device=megabytes * MEGABYTE).usable_bytes_per_device < usable_bytes:
+        megabytes += 1
+    return megabytes
 
 
 def _nodes_that_suffice(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape) -> str:
@@ -121,19 +130,70 @@ def _least_memory(
         at_blocks[[first, end]] = True
     best: _Attempt | None = None
     for cuts in (at_blocks, everywhere) if fine else (at_blocks,):
+        if best is not None and best.memory_bytes <= problem.cluster.usable_bytes_per_device:
+            return best
         for batch in batches:
             source = stage_source(problem, shape, batch, lambda deterministic_seconds: None)
             cutoff = np.inf if best is None else best.memory_bytes
             graph = MemoryGraph(problem, shape, source.batch, source.bound, cutoff, cuts)
             arcs = graph.arcs()
-            # of the many ways to use little memory, keep those that use the least
-            through = graph.through(arcs)
-            arcs = arcs.select(np.flatnonzero(through <= through.min(initial=np.inf) * (1 + 1e-12)))
-            path = best_path(graph, arcs)
-            if not path:
-                continue
-            memory = arcs.time_ms[path]
-            worst = int(np.argmax(memory))
-            if best is None or memory[worst] < best.memory_bytes:
-                best = _Attempt(source.batch, float(memory[worst]), worst, len(path), arcs, path[worst])
+            for _ in range(MOST_REFUTATIONS if source.finds_all else 1):
+                # of the many ways to use little memory, keep those that use the least
+                through = graph.through(arcs)
+                least = arcs.select(np.flatnonzero(through <= through.min(initial=np.inf) * (1 + 1e-12)))
+                path = best_path(graph, least)
+                if not path:
+                    break
+                memory = least.time_ms[path]
+                if best is not None and memory.max() >= best.memory_bytes:
+                    break
+                raised = _attained(problem, graph, source, least, path)
+                if np.array_equal(raised, memory):
+                    worst = int(np.argmax(memory))
+                    best = _Attempt(source.batch, float(memory[worst]), worst, len(path), least, path[worst])
+                    break
+                arcs = _with_memory(arcs, least, path, raised)
     return best
+
+
+def _attained(
+    problem: ParallelismProblem,
+    graph: MemoryGraph,
+    source: StageSource,
+    arcs: Arcs,
+    path: Sequence[int],
+) -> Floats:
+    """Return the memory into which the stages of a path really fit, to a byte, shape (stages,).
+
+    The lower bounds themselves where they are attained, or lie below the largest that is: almost always.
+    """
+    raised = arcs.time_ms[list(path)].copy()
+    top = raised.max()
+    for number, index in enumerate(path):
+        key = (int(arcs.choice[index]), int(arcs.first[index]), int(arcs.end[index]), int(arcs.behind[index]))
+        without = graph.need_bytes(arcs, index) + problem.cluster.usable_bytes_per_device
+        if source.fits(key, without - top):
+            continue  # that it fits into less does not matter
+        short, enough = math.floor(top), math.ceil(without)
+        while enough - short > 1:
+            middle = (short + enough) // 2
+            if source.fits(key, without - middle):
+                enough = middle
+            else:
+                short = middle
+        raised[number] = enough
+    return raised
+
+
+def _with_memory(arcs: Arcs, least: Arcs, path: Sequence[int], raised: Floats) -> Arcs:
+    """Return the arcs with the raised memory of the stages on a path, wherever their devices lie."""
+    memory = arcs.recompute_ms.copy()
+    for number, index in enumerate(path):
+        same = (
+            (arcs.choice == least.choice[index])
+            & (arcs.first == least.first[index])
+            & (arcs.end == least.end[index])
+            & (arcs.behind == least.behind[index])
+        )
+        memory[same] += raised[number] - least.time_ms[index]
+    return arcs.with_recompute(memory)

@@ -12,7 +12,7 @@ the incumbent, and a micro-batch size that was not looked at yet counts with its
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -56,7 +56,9 @@ class _Size:
     work_bound_ms: float
     """Every pipeline of this size takes at least so long, from the work alone."""
     bound_ms: float = 0.0
-    """Every pipeline of this size takes at least so long."""
+    """Every pipeline of this size with devices in rank order takes at least so long."""
+    any_order_bound_ms: float = 0.0
+    """The same with devices in any order."""
     graph: StageGraph | None = None
     arcs: Arcs | None = None
 
@@ -114,6 +116,10 @@ class Planner:
             return
         self._grid()
         if heuristic is None:
+            if self.incumbent.objective is None and not self.clock.expired:
+                shortage = explain(self.problem, self._batches, self._shape)
+                if shortage is not None:
+                    raise InfeasibleProblemError(shortage)
             sizes = self._sizes()
             try:
                 self._coarse(sizes)
@@ -142,7 +148,9 @@ class Planner:
         sizes = []
         for batch in self._batches:
             entry = _Size(stage_source(self.problem, self._shape, batch, self.clock.work), 0.0)
-            entry.work_bound_ms = entry.bound_ms = self._graph(entry, 0.0, self._block_cuts).work_bound_ms
+            entry.work_bound_ms = entry.bound_ms = entry.any_order_bound_ms = self._graph(
+                entry, 0.0, self._block_cuts
+            ).work_bound_ms
             sizes.append(entry)
         return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
 
@@ -182,9 +190,6 @@ class Planner:
     def _fine(self, sizes: list[_Size]) -> None:
         """Find, for every micro-batch size, the stages that a better plan may use, with exact times."""
         if self.incumbent.objective is None and not self.clock.expired:
-            shortage = explain(self.problem, self._batches, self._shape)
-            if shortage is not None:
-                raise InfeasibleProblemError(shortage)
             for factor in WIDENING:
                 for size in sizes:
                     if self.incumbent.objective is None and not self.clock.expired:
@@ -196,6 +201,20 @@ class Planner:
                 self._explore(size, self._cutoff())
             if number < len(sizes) - 1:
                 self._raise_bound(sizes)
+        if not self.problem.in_rank_order:
+            self._relax_order(sizes)
+
+    def _relax_order(self, sizes: list[_Size]) -> None:
+        """Find the bounds that hold for devices out of rank order too."""
+        everywhere = np.ones(len(self.problem.operators) + 1, dtype=np.bool_)
+        for size in sizes:
+            cutoff = self._cutoff()
+            if size.any_order_bound_ms < cutoff and not self.clock.expired:
+                bound, work = size.source.bound, self.clock.work
+                graph = StageGraph(
+                    self.problem, self._shape, size.batch, bound, cutoff, everywhere, work, any_order=True
+                )
+                size.any_order_bound_ms = max(size.any_order_bound_ms, min(cutoff, self._lowest(graph, graph.arcs())))
 
     def _explore(self, size: _Size, cutoff_ms: float) -> None:
         """List the stages that a pipeline of one micro-batch size below the cutoff may have, and make them exact."""
@@ -216,7 +235,7 @@ class Planner:
         return float(graph.through(arcs).min(initial=np.inf))
 
     def _raise_bound(self, sizes: list[_Size]) -> None:
-        bound = min(size.bound_ms for size in sizes)
+        bound = min(size.bound_ms if self.problem.in_rank_order else size.any_order_bound_ms for size in sizes)
         if np.isfinite(bound):
             self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
 
@@ -282,10 +301,12 @@ class Planner:
     ) -> bool:
         """Offer the pipeline of a path; its stages have their least recomputation."""
         keys = _keys(arcs)
-        found = [size.source.real(keys[index], graph.need_bytes(arcs, index))[1] for index in path]
-        stages = [stage for stage in found if stage is not None]
-        if len(stages) < len(path):
-            return False
+        stages = []
+        for index in path:
+            stage = size.source.real(keys[index], graph.need_bytes(arcs, index))[1]
+            if stage is None:
+                return False
+            stages.append(replace(stage, devices_behind=int(arcs.devices_behind[index])))
         return self.incumbent.offer(draft_plan(self.problem, size.batch.size, stages), source)
 
     # -- constraint program -------------------------------------------------------------------------------------
@@ -332,7 +353,7 @@ class Planner:
         program = build(arcs, self.incumbent.objective)
 
         def take_bound(ticks: float) -> None:
-            if cap_ms is not None:
+            if cap_ms is not None and self.problem.in_rank_order:
                 self.incumbent.raise_bound(min(ticks * program.tick_ms, cap_ms), "cp-sat")
 
         outcome = solve_cp_sat(program.model, self.clock, hint=self._hint(program, arcs), on_bound=take_bound)

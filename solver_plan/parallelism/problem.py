@@ -213,6 +213,8 @@ class Space:
     recompute: Literal["operator", "block", "none"]
     """Any set of operators, whole blocks (all of a stage or nothing), or nothing."""
     sharding: Annotated[tuple[Annotated[int, Ge(0), Le(3)], ...], Len(1)] = (0,)
+    device_order: Literal["any", "rank"] = "any"
+    """*Added.* ``rank``: the devices of a stage follow those of the stage before, in one piece each."""
     partitions: Annotated[tuple[Index, ...], Len(1)] | None = None
     """*Added.* Tensor partitions a plan may use; None: all that the profiles have."""
     virtual_stages: Annotated[tuple[Count, ...], Len(1)] = (1,)
@@ -273,6 +275,11 @@ class ParallelismProblem(ProblemDocument):
             if values is not None and repeated is not None:
                 raise fail(f"space.{name}[{repeated}]", values[repeated], "each value once")
         return self
+
+    @property
+    def in_rank_order(self) -> bool:
+        """True where only plans with devices in rank order need to be looked at: one node, or the space says so."""
+        return self.cluster.nodes == 1 or self.space.device_order == "rank"
 
     @cached_property
     def profile_table(self) -> dict[str, dict[tuple[int, int, int], Profile]]:

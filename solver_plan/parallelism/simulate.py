@@ -69,7 +69,7 @@ def simulate(problem: ParallelismProblem, plan: ParallelismPlan) -> Simulation:
         If the plan's own schedule stops in a deadlock, with the actions that wait.
     """
     evaluation = evaluate(problem, plan)
-    groups, orders = _orders(plan)
+    groups, orders = orders_of(plan)
     played = play(evaluation.stages, orders)
     return Simulation(
         iteration_ms=max(action.end_ms for action in played),
@@ -79,7 +79,7 @@ def simulate(problem: ParallelismProblem, plan: ParallelismPlan) -> Simulation:
     )
 
 
-def _orders(
+def orders_of(
     plan: ParallelismPlan,
 ) -> tuple[tuple[tuple[int, ...], ...], list[list[tuple[int, ActionKind, int]]]]:
     """Return the groups of devices and the actions (stage, kind, micro-batch) of each."""

@@ -42,6 +42,9 @@ class StageSource(Protocol):
     def real(self, key: StageKey, need_bytes: float) -> Found:
         """Return a stage that fits."""
 
+    def fits(self, key: StageKey, need_bytes: float) -> bool:
+        """Return whether recomputation can lower the memory of a stage by so much."""
+
 
 class UniformSource:
     """One layout for all operators of a stage; recomputation of any of them."""
@@ -75,6 +78,14 @@ class UniformSource:
             found = self._lower[choice].cheapest(first, end, need_bytes, behind)
             self._least[key] = (np.inf, ()) if found is None else (found.time_ms, found.marks)
         return self._least[key]
+
+    def fits(self, key: StageKey, need_bytes: float) -> bool:
+        """Return whether recomputation can lower the memory of a stage by so much."""
+        choice, first, end, behind = key
+        found = self._lower[choice].cheapest(first, end, need_bytes, behind)
+        if found is None or self._upper[choice].fits(first, end, need_bytes, behind, found.marks):
+            return found is not None
+        return self._upper[choice].cheapest(first, end, need_bytes, behind) is not None
 
     def real(self, key: StageKey, need_bytes: float) -> Found:
         """Return a stage with a recomputation that really fits."""
@@ -117,6 +128,10 @@ class MixedSource:
         busy = (costs.forward_ms + costs.backward_ms)[first:end].sum()
         table = Spans(np.array([first]), np.array([end]), np.array([busy]), np.zeros(1), np.zeros(1))
         return float(MixedBound(table, self._stages[choice], self._limit).milliseconds(behind)[0])
+
+    def fits(self, key: StageKey, need_bytes: float) -> bool:
+        """Return True: only the lower bound on the memory is known."""
+        return True
 
     def real(self, key: StageKey, need_bytes: float) -> Found:
         """Return a stage that fits, found by shortest paths and single changes."""

@@ -106,14 +106,20 @@ class StageGraph:
         cutoff_ms: float,
         cuts: Bools,
         work: Callable[[float], None] = lambda deterministic_seconds: None,
+        *,
+        any_order: bool = False,
     ) -> None:
         """Build the tables of all stages.
+
+        `any_order` is a relaxation for devices out of rank order: devices are only counted, and every edge has the
+        faster link.
 
         `bound` gives, for a choice and its stages, the lower bound on what they take beyond their operators' time;
         `work` is told the deterministic seconds that were spent, and may raise to end a long computation.
         """
         self._work = work
         self._bound = bound
+        self._any_order = any_order
         self.problem = problem
         self.batch = batch
         self._cutoff = cutoff_ms
@@ -155,10 +161,16 @@ class StageGraph:
         return len(self._shape.classes)
 
     @property
+    def _cut_at_0(self) -> bool:
+        """Whether other stages may lie before one that begins at position 0."""
+        return False
+
+    @property
     def work_bound_ms(self) -> float:
         """Lower bound on every pipeline of this micro-batch size from the work alone."""
         slowest = self._front_device_ms[-1] / self._devices
-        return float((self.batch.count - 1) * slowest + self._front_ms[-1])
+        work = (self.batch.count - 1) * slowest if self.batch.count > 1 else 0.0  # 0 * infinity is no number
+        return float(work + self._front_ms[-1])
 
     def arcs(self) -> Arcs:
         """Return the arcs that survive the cutoff."""
@@ -169,7 +181,7 @@ class StageGraph:
         """Yield the numbers of devices behind a stage of so many that let it lie as the space demands."""
         for behind in range(self._devices - devices + 1):
             crosses = behind // self._per_node != (behind + devices - 1) // self._per_node
-            if not crosses or self.problem.space.cross_node_stages:
+            if not crosses or self._any_order or self.problem.space.cross_node_stages:
                 yield behind
 
     def _edge(self, devices_behind: int) -> int:
@@ -228,7 +240,7 @@ class StageGraph:
             new_sum = time + total[end, u]
             left = self._devices - u - devices
             complete = left == 0 or not self.problem.space.use_all_devices
-            reachable = np.where(first == 0, complete, left > 0)
+            reachable = np.where(first == 0, complete or (left > 0 and self._cut_at_0), left > 0)
             front = self._front_device_ms[first] / max(left, 1)
             value = self._value(np.maximum(new_max, front), new_sum + self._front_ms[first])
             keep = np.flatnonzero(reachable & (value <= self._cutoff))
@@ -245,6 +257,8 @@ class StageGraph:
         return table.bound.milliseconds(behind, candidates)
 
     def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
+        if self._any_order:
+            return np.asarray(costs.send_ms.min(axis=0)[end - 1] + costs.receive_ms.min(axis=0)[first])
         send = costs.send_ms[INTER if s == 0 else self._edge(u)][end - 1]
         before = self._edge(u + devices)
         receive = np.where(first == 0, costs.receive_ms[INTRA][first], costs.receive_ms[before][first])

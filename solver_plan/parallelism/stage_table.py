@@ -150,8 +150,10 @@ class RecomputationBound:
             head_block, tail_block = shape.block_of[first], shape.block_of[end - 1]
             apart = head_block < tail_block
             saved = heads[first] + tails[end - 1] + summed[tail_block] - summed[np.minimum(head_block + 1, tail_block)]
-            # within one block the head alone saves at least as much as the span
-            saved[~apart] = np.minimum(heads[first], tails[end - 1])[~apart]
+            # within one block the head alone saves at least as much as the span, unless the span's end hides a peak
+            hides = shape.shares_buffer[end - 1] | shape.shares_buffer[np.maximum(end - 2, 0)]
+            within = np.where(hides[:, None], tails[end - 1], np.minimum(heads[first], tails[end - 1]))
+            saved[~apart] = within[~apart]
             result[begin : begin + CHUNK] = ((behind + 1) * saved - below[None, :]).max(axis=1)
         return np.maximum(result, 0.0)
 

@@ -34,6 +34,10 @@ class WindowGraph(StageGraph):
         """Number of blocks."""
         return len(self._shape.blocks)
 
+    @property
+    def _cut_at_0(self) -> bool:
+        return True  # position 0 is a cut anywhere in the first block
+
     def _table(self, number: int, costs: ChoiceCosts, longest: float, cuts: Bools) -> ChoiceTable:
         inner = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
         blocks = len(self._shape.blocks)

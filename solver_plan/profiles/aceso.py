@@ -28,6 +28,7 @@ from solver_plan.parallelism.problem import (
 
 MEGABYTE = 2**20
 OUT_OF_MEMORY_US = 1e7
+LARGEST_ARGUMENT = 10**9
 COLUMNS = (
     "op_name",
     "forward-compute",
@@ -105,6 +106,17 @@ def import_aceso(
     InputError
         If the folder or a file is not as described.
     """
+    for name, value in (
+        ("nodes", nodes),
+        ("devices_per_node", devices_per_node),
+        ("memory_mb", memory_mb),
+        ("global_batch", global_batch),
+        *(("micro_batches", one) for one in micro_batches or ()),
+    ):
+        if not 1 <= value <= LARGEST_ARGUMENT:
+            raise InputError(f"{name}: found {value}; a whole number from 1 to {LARGEST_ARGUMENT}")
+    if micro_batches is not None and (not micro_batches or len(set(micro_batches)) < len(micro_batches)):
+        raise InputError(f"micro_batches: found {list(micro_batches)}; at least one size, each once")
     folder = Path(directory)
     family = _family(model)
     tables = _read_tables(folder, f"{model}_{size}")
@@ -138,6 +150,7 @@ def import_aceso(
             micro_batch_sizes=tuple(micro_batches) if micro_batches is not None else None,
             use_all_devices=True,
             recompute="operator",
+            device_order="rank",
             partitions=None if family == "resnet" else (0,),
         ),
         state_bytes_per_weight_byte=4.0 if family == "resnet" else 8.0,

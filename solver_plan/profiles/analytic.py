@@ -137,6 +137,7 @@ def profile(
             micro_batch_sizes=None,
             use_all_devices=True,
             recompute="operator",
+            device_order="rank",
         ),
         state_bytes_per_weight_byte=description.bytes_per_parameter.per_weight_byte,
         bytes_per_parameter=description.bytes_per_parameter,

@@ -79,10 +79,15 @@ def piece_patterns(
     segment = np.zeros(len(bits))
     peak = np.zeros(len(bits))
     for j in range(count - 1):
+        np.maximum(peak, np.where(both[:, j], 0.0, segment), out=peak)
         segment = np.where(both[:, j], segment + held_bytes[j], 0.0)
-        if not (ends_stage and j == count - 2 and shares_buffer[j]):
-            np.maximum(peak, segment, out=peak)
-    if joined and not ends_stage:
-        np.maximum(peak, np.where(bits[:, -1], segment + held_bytes[-1], 0.0), out=peak)
+    if ends_stage:
+        closes = count < 2 or not shares_buffer[count - 2]
+        np.maximum(peak, segment if closes else 0.0, out=peak)
+    elif joined:
+        np.maximum(peak, np.where(bits[:, -1], segment + held_bytes[-1], segment), out=peak)
+    else:
+        # past a shared buffer the segment stays open, and if the stage ends before it closes it never counts
+        np.maximum(peak, np.where(bits[:, -1] & shares_buffer[-1], 0.0, segment), out=peak)
     order = np.argsort(peak, kind="stable")
     return Patterns(bits[order], time[order], saved[order], peak[order])

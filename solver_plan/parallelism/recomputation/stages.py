@@ -25,6 +25,7 @@ import numpy as np
 
 from solver_plan.parallelism.choices import ChoiceCosts
 from solver_plan.parallelism.costs.recompute import saved_and_peak
+from solver_plan.parallelism.recomputation.exact import TooManyLabelsError, least_recomputation
 from solver_plan.parallelism.recomputation.fronts import (
     BYTE_ROUNDING,
     Front,
@@ -38,6 +39,8 @@ from solver_plan.parallelism.recomputation.shape import ChainShape
 
 MOST_PRICES = 48
 """Prices of a byte at which pieces are tabulated."""
+MOST_OPERATORS = 24
+"""Operators of a stage whose recomputation is found operator by operator, where its pieces interact."""
 MOST_TIGHTENINGS = 12
 """How often an upper answer that does not fit is solved again with what is missing added."""
 SOLVE_COST_S = 5e-4
@@ -79,6 +82,8 @@ class StageRecomputation:
         self._work = work
         self.shape = shape
         self.costs = costs
+        # stages with operators that were not profiled do not exist, but their neighbours in a block do
+        self._forward_ms: Floats = np.where(np.isfinite(costs.forward_ms), costs.forward_ms, 0.0)
         self._side = side
         self._patterns: dict[Key, Patterns] = {}
         self._fronts: dict[tuple[Key, float], Front] = {}
@@ -106,8 +111,8 @@ class StageRecomputation:
         """Return what the tables of a span depend on; `inner`: the stage has operators before it."""
         first, end = span
         linked = inner and self._side is Side.LOWER and bool(self.shape.virtual[first])
-        # the end of the stage makes a difference only right behind a shared buffer
-        differs = ends_stage and end - first >= 2 and bool(self.shape.shares_buffer[end - 2])
+        # only a shared buffer at the end of the stage, or right before it, makes a difference
+        differs = ends_stage and bool(self.shape.shares_buffer[max(first, end - 2) : end].any())
         return (*self.shape.key(first, end), int(self.shape.classes[first - 1]) if linked else -1, differs)
 
     def patterns(self, piece: Span, inner: bool, ends_stage: bool) -> Patterns:
@@ -117,7 +122,7 @@ class StageRecomputation:
             x, y = piece
             linked = key[2] >= 0
             self._patterns[key] = piece_patterns(
-                self.costs.forward_ms[x:y],
+                self._forward_ms[x:y],
                 self.costs.held_bytes[x:y],
                 self.shape.shares_buffer[x:y],
                 ends_stage=ends_stage,
@@ -248,12 +253,31 @@ class StageRecomputation:
         asked = need_bytes
         for _ in range(MOST_TIGHTENINGS):
             found = self._cheapest(first, end, asked, behind)
-            if found is None or self._side is Side.LOWER:
+            if found is not None and self.fits(first, end, need_bytes, behind, found.marks):
                 return found
-            if self.fits(first, end, need_bytes, behind, found.marks):
+            short = self.shape.allowed and end - first <= MOST_OPERATORS
+            if short and (found is not None or self._side is Side.UPPER):
+                try:
+                    return self._operator_by_operator(first, end, need_bytes, behind)
+                except TooManyLabelsError:
+                    pass
+            if found is None or self._side is Side.LOWER:
                 return found
             asked += need_bytes - self._relief(first, end, found.marks, behind)
         return None
+
+    def _operator_by_operator(self, first: int, end: int, need_bytes: float, behind: int) -> Recomputation | None:
+        """Return the least recomputation of a short stage whose pieces interact."""
+        found = least_recomputation(
+            self._forward_ms[first:end].tolist(),
+            self.costs.held_bytes[first:end].tolist(),
+            self.shape.block_start[first:end].tolist(),
+            self.shape.shares_buffer[first:end].tolist(),
+            need_bytes=need_bytes,
+            in_flight=behind + 1,
+            whole_blocks=self.shape.whole_blocks,
+        )
+        return None if found is None else Recomputation(*found)
 
     def fits(self, first: int, end: int, need_bytes: float, behind: int, marks: tuple[bool, ...]) -> bool:
         """Return whether recomputing the marked operators really lowers the memory of a stage by so much."""
