@@ -127,7 +127,7 @@ def _best_changes(
     # change(s, e) = starts[s] - gain[s] + gain[e + 1] + stops[e]: the best e >= s is a minimum from the back
     behind = (gain[1:] + stops)[::-1]
     least = np.minimum.accumulate(behind)
-    attained = np.concatenate([np.ones(1, dtype=np.bool_), least[1:] < least[:-1]])
+    attained = np.concatenate([np.ones(1, dtype=np.bool_), behind[1:] <= least[:-1]])
     best_stop = (end - first - 1 - np.maximum.accumulate(np.where(attained, np.arange(end - first), 0)))[::-1]
     best = starts - gain[:-1] + least[::-1]
     taken: list[tuple[int, int]] = []
