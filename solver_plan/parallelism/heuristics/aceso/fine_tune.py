@@ -124,10 +124,12 @@ def _best_changes(
     if place < len(layout) - 1:
         after = layout[place + 1].choice
         stops[-1] = _between(pipelines, size, number, after, end) - _between(pipelines, size, old, after, end)
-    total = gain[None, 1:] - gain[:-1, None] + starts[:, None] + stops[None, :]
-    total[np.tril_indices(end - first, -1)] = np.inf
-    best_stop = total.argmin(axis=1)
-    best = total[np.arange(end - first), best_stop]
+    # change(s, e) = starts[s] - gain[s] + gain[e + 1] + stops[e]: the best e >= s is a minimum from the back
+    behind = (gain[1:] + stops)[::-1]
+    least = np.minimum.accumulate(behind)
+    attained = np.concatenate([np.ones(1, dtype=np.bool_), behind[1:] <= least[:-1]])
+    best_stop = (end - first - 1 - np.maximum.accumulate(np.where(attained, np.arange(end - first), 0)))[::-1]
+    best = starts - gain[:-1] + least[::-1]
     taken: list[tuple[int, int]] = []
     for s in np.argsort(best, kind="stable"):
         begin, stop = int(first + s), int(first + best_stop[s] + 1)

@@ -118,6 +118,8 @@ def _ripple(pipelines: Pipelines, current: Evaluated, target: int, partner: int,
     goal = slowest - share * (slowest - current.stages[partner].time_ms)
 
     def below(layout: StageLayout, place: Place) -> bool:
+        if current.fits and pipelines.costs.least_ms(size, layout) >= goal:
+            return False
         trial = pipelines.costs.stage(size, layout, place)
         if trial is None or not trial.fits:
             return False

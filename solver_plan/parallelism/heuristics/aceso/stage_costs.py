@@ -56,6 +56,9 @@ class StageCosts(Protocol):
     def stage(self, size: int, layout: StageLayout, place: Place) -> StageTrial | None:
         """Return what a stage costs; None if a choice was not profiled or a layout change is impossible."""
 
+    def least_ms(self, size: int, layout: StageLayout) -> float:
+        """Return a time that the stage takes at least, whatever it recomputes and communicates; cheap."""
+
     def marks(self, size: int, layout: StageLayout, place: Place) -> tuple[bool, ...]:
         """Return the recomputed operators of a stage that `stage` costs."""
 
@@ -112,6 +115,11 @@ class AcesoStageCosts:
         self.evaluations += 1
         trial = self._cache[key] = self._evaluate(size, layout, place)
         return trial
+
+    def least_ms(self, size: int, layout: StageLayout) -> float:
+        """Return forward and backward of the operators."""
+        sums = self._sums[size]
+        return sum(sums[run.choice].busy_ms[run.end] - sums[run.choice].busy_ms[run.first] for run in layout)
 
     def marks(self, size: int, layout: StageLayout, place: Place) -> tuple[bool, ...]:
         """Return the recomputed operators of a stage that `stage` costs."""
