@@ -1,0 +1,167 @@
+"""Local search over placements and device programs for problems with streaming.
+
+A state is a placement and a program (the slot of each streamed update); its value is the least period of the layout of
+`streaming.py`. Moves change one or two layers. Many states have the same period, so ties are taken, and a state a
+little worse than the best is tolerated (threshold accepting, Dueck and Scheuer 1990), less and less.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+from solver_plan.offload.bounds import Inequality, relaxed_period_ms
+from solver_plan.offload.operations import Placement, resident_bytes
+from solver_plan.offload.plan import Place
+from solver_plan.offload.problem import OffloadProblem
+from solver_plan.offload.streaming import Slot, Streamed, at_once, best_layout, lay_out
+from solver_plan.solving.budget import Clock
+
+SECONDS_PER_OPERATION = 4e-5
+"""Deterministic cost of laying out and retiming one operation."""
+TOLERANCE = 0.01
+"""How much worse than the best a state may be at the beginning of a round."""
+STEPS_PER_ROUND = 400
+
+
+def improve(
+    problem: OffloadProblem,
+    rows: Sequence[Inequality],
+    seeds: Sequence[Placement],
+    clock: Clock,
+    *,
+    limit: float,
+    enough: Callable[[], bool],
+    on_better: Callable[[Streamed], None],
+) -> Streamed | None:
+    """Search from the best seed on until the limit, in rounds of falling tolerance.
+
+    Parameters
+    ----------
+    problem, rows
+        The problem and its inequalities (`bounds.inequalities`).
+    seeds
+        Placements to start from.
+    clock, limit
+        Use at most this much of what is left.
+    enough
+        Asked after each step; True ends the search.
+    on_better
+        Told each timeline that is better than all before.
+    """
+    draws = random.Random(clock.budget.seed)
+    stop_at = clock.remaining - limit
+    best: Streamed | None = None
+
+    def consider(found: Streamed | None) -> bool:
+        nonlocal best
+        if found is None:
+            return False
+        clock.spend(SECONDS_PER_OPERATION * len(found.iteration.operations))
+        if best is not None and found.timing.period_ms >= best.timing.period_ms * (1 - 1e-12):
+            return False
+        best = found
+        on_better(found)
+        return True
+
+    def over() -> bool:
+        return enough() or clock.remaining <= max(0.0, stop_at)
+
+    for placement in seeds:
+        lower_ms = relaxed_period_ms(rows, placement)
+        for program in (at_once(placement), dict.fromkeys(at_once(placement), 0), _spread(placement)):
+            if best is not None and (over() or lower_ms >= best.timing.period_ms):
+                break
+            consider(best_layout(problem, placement, program, lower_ms))
+    if best is None:
+        return None
+    while not over():
+        current = best
+        for step in range(STEPS_PER_ROUND):
+            if over():
+                break
+            tolerance = TOLERANCE * (1 - step / STEPS_PER_ROUND) ** 2
+            placement, program = _neighbour(problem, current, draws)
+            lower_ms = relaxed_period_ms(rows, placement)
+            clock.spend(SECONDS_PER_OPERATION)
+            if lower_ms > best.timing.period_ms * (1 + tolerance):
+                continue
+            trial_ms = lower_ms + draws.choice((0.0, 0.5, 0.9, 1.0)) * (best.timing.period_ms - lower_ms)
+            found = lay_out(problem, placement, program, trial_ms)
+            if consider(found) or (
+                found is not None and found.timing.period_ms <= best.timing.period_ms * (1 + tolerance)
+            ):
+                assert found is not None
+                current = found
+    return best
+
+
+def alternating(problem: OffloadProblem, streamed: int) -> Iterator[Placement]:
+    """Return placements with so many streamed layers spread evenly, and the first ones resident as room allows."""
+    count = len(problem.layers)
+    for resident_first in (True, False):
+        for shift in (0.0, 0.5, 0.999):
+            places: list[Place] = ["cpu"] * count
+            room = problem.gpu_state_bytes
+            for layer in range(count) if resident_first else reversed(range(count)):
+                if problem.state_bytes(layer) <= room:
+                    room -= problem.state_bytes(layer)
+                    places[layer] = "gpu"
+            free = [layer for layer, place in enumerate(places) if place == "cpu" and problem.may_stream(layer)]
+            number = min(streamed, len(free))
+            for position in range(number):
+                places[free[int((position + shift) * len(free) / number)]] = "gpu_streamed"
+            yield tuple(places)
+
+
+def _spread(placement: Placement) -> dict[int, Slot]:
+    """Every second streamed update right after its backward, the others right before their next forward."""
+    program: dict[int, Slot] = {}
+    for number, layer in enumerate(at_once(placement)):
+        program[layer] = layer if number % 2 else -layer
+    return program
+
+
+def _neighbour(problem: OffloadProblem, current: Streamed, draws: random.Random) -> tuple[Placement, dict[int, Slot]]:
+    """Return a random neighbour whose residents fit."""
+    for _ in range(100):
+        places = list(current.placement)
+        program = dict(current.program)
+        if program and draws.random() < 0.4:
+            for _ in range(draws.choice((1, 1, 2))):
+                layer = draws.choice(sorted(program))
+                program[layer] = _random_slot(layer, draws)
+            return tuple(places), program
+        first = draws.randrange(len(places))
+        if draws.random() < 0.5:
+            others = [place for place in ("cpu", "gpu", "gpu_streamed") if place != places[first]]
+            _place(problem, places, program, first, draws.choice(others), draws)  # type: ignore[arg-type]
+        else:
+            near = draws.random() < 0.5
+            second = first + draws.choice((-2, -1, 1, 2)) if near else draws.randrange(len(places))
+            if not 0 <= second < len(places) or places[first] == places[second]:
+                continue
+            one, other = places[first], places[second]
+            _place(problem, places, program, first, other, draws)
+            _place(problem, places, program, second, one, draws)
+        if tuple(places) != current.placement and resident_bytes(problem, places) <= problem.gpu_state_bytes:
+            return tuple(places), program
+    return current.placement, dict(current.program)
+
+
+def _place(
+    problem: OffloadProblem,
+    places: list[Place],
+    program: dict[int, Slot],
+    layer: int,
+    place: Place,
+    draws: random.Random,
+) -> None:
+    if place == "gpu_streamed" and not problem.may_stream(layer):
+        return
+    places[layer] = place
+    program.pop(layer, None)
+    if place == "gpu_streamed":
+        program[layer] = _random_slot(layer, draws)
+
+
+def _random_slot(layer: int, draws: random.Random) -> Slot:
+    return draws.choice((layer, layer, 0, -layer, draws.randint(-layer, layer), max(0, layer - 1), max(0, layer - 2)))
