@@ -28,13 +28,14 @@ Staging: a streamed state stays at least in + u + out; for a dual feasible funct
 states held at any moment have f-sum at most 1.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import pulp
 
-from solver_plan.offload.operations import Placement, all_on
+from solver_plan.offload.operations import Placement, all_on, resident_bytes
 from solver_plan.offload.plan import Place
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.solving.budget import Clock
@@ -67,6 +68,8 @@ class Inequality:
     constant_ms: float
     cpu_ms: tuple[float, ...]
     streamed_ms: tuple[float, ...] | None = None
+    window: int | None = None
+    """The layer whose window it is."""
 
     def value_ms(self, placement: Placement) -> float:
         """Return the right side at a placement."""
@@ -103,7 +106,7 @@ def placement_bound(
     *,
     limit: float | None = None,
     gap_limit: float | None = None,
-    forbidden: Sequence[Placement] = (),
+    window_margin_ms: float = 0.0,
 ) -> PlacementBound:
     """Solve the program.
 
@@ -117,55 +120,26 @@ def placement_bound(
         Use at most this much of it.
     gap_limit
         Relative gap to stop at; None: the budget's.
-    forbidden
-        Placements to leave out, for the next best ones; the bound then holds for the others only.
+    window_margin_ms
+        Widen every window's work by this: placements that survive some waiting for the link. With a margin the
+        program gives no bound.
     """
-    count = len(problem.layers)
     rows = inequalities(problem)
-    program = pulp.LpProblem("placement", pulp.LpMinimize)
-    on_cpu = [pulp.LpVariable(f"cpu_{layer}", cat=pulp.LpBinary) for layer in range(count)]
-    streamed = {
-        layer: pulp.LpVariable(f"streamed_{layer}", cat=pulp.LpBinary)
-        for layer in range(count)
-        if problem.may_stream(layer)
-    }
-    nothing = all_on("cpu", count)
-    scale_ms = max(relaxed_period_ms(rows, nothing), 1e-300)  # so that tolerances are relative
+    program = _Program(problem, [_with_margin(row, window_margin_ms) for row in rows] if window_margin_ms else rows)
     period = pulp.LpVariable("period", lowBound=0)
-    program += period
-    for row in rows:
-        terms = [(on_cpu[layer], value / scale_ms) for layer, value in enumerate(row.cpu_ms) if value]
-        if row.streamed_ms is not None:
-            terms += [(streamed[layer], row.streamed_ms[layer] / scale_ms) for layer in streamed]
-        program += period >= pulp.LpAffineExpression(terms, row.constant_ms / scale_ms)
-    for layer, variable in streamed.items():
-        program += on_cpu[layer] + variable <= 1
-    states = [problem.state_bytes(layer) for layer in range(count)]
-    total = sum(states)
-    room = problem.gpu_state_bytes
-    if total > room:
-        # resident = 1 - cpu - streamed; in units of the largest state
-        unit = max(states)
-        terms = [(on_cpu[layer], states[layer] / unit) for layer in range(count) if states[layer]]
-        terms += [(variable, states[layer] / unit) for layer, variable in streamed.items() if states[layer]]
-        program += pulp.LpAffineExpression(terms) >= (total - room) / unit - 1e-12 * total / unit
-    for known in forbidden:
-        program += _differs(known, on_cpu, streamed)
-    outcome = solve_milp(program, clock, limit=limit, gap_limit=gap_limit)
-    bound_ms = None if outcome.bound is None else outcome.bound * scale_ms * (1 - SAFETY)
-    if outcome.objective is None:
+    program.lp.setObjective(period + 0)
+    for side in program.right_sides():
+        program.lp.addConstraint(period >= side)
+    excess = sum(problem.state_bytes(layer) for layer in range(len(problem.layers))) - problem.gpu_state_bytes
+    if excess > 0:
+        program.lp.addConstraint(program.not_resident() >= excess / program.unit_bytes - 1e-12)
+    outcome = solve_milp(program.lp, clock, limit=limit, gap_limit=gap_limit)
+    bound_ms: float | None = None
+    if outcome.bound is not None and not window_margin_ms:
+        bound_ms = outcome.bound * program.scale_ms * (1 - SAFETY)
+    placement = None if outcome.objective is None else program.placement()
+    if placement is None or resident_bytes(problem, placement) > problem.gpu_state_bytes:  # by rounding
         return PlacementBound(bound_ms=bound_ms, placement=None, relaxed_ms=None, optimal=False)
-    chosen: list[Place] = []
-    for layer in range(count):
-        if (on_cpu[layer].varValue or 0) > 0.5:
-            chosen.append("cpu")
-        elif layer in streamed and (streamed[layer].varValue or 0) > 0.5:
-            chosen.append("gpu_streamed")
-        else:
-            chosen.append("gpu")
-    placement: Placement = tuple(chosen)
-    if sum(states[layer] for layer, place in enumerate(placement) if place == "gpu") > room:
-        return PlacementBound(bound_ms=bound_ms, placement=None, relaxed_ms=None, optimal=False)  # by rounding
     return PlacementBound(
         bound_ms=bound_ms,
         placement=placement,
@@ -174,15 +148,92 @@ def placement_bound(
     )
 
 
-def _differs(
-    placement: Placement, on_cpu: Sequence[pulp.LpVariable], streamed: dict[int, pulp.LpVariable]
-) -> pulp.LpConstraint:
-    changed = pulp.LpAffineExpression()
-    for layer, place in enumerate(placement):
-        changed += (1 - on_cpu[layer]) if place == "cpu" else on_cpu[layer]
-        if layer in streamed:
-            changed += (1 - streamed[layer]) if place == "gpu_streamed" else streamed[layer]
-    return changed >= 1
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBound:
+    """Lower bound on the resident bytes of every plan of at most some period, and a placement to try."""
+
+    bound_bytes: int
+    placement: Placement
+
+
+def memory_bound(
+    problem: OffloadProblem, period_ms: float, clock: Clock, *, limit: float | None = None
+) -> MemoryBound | None:
+    """Minimise the resident state instead, with the period given; the problem's own room does not count.
+
+    None if no placement has a lower bound of at most `period_ms`: no plan is that short.
+    """
+    program = _Program(problem, inequalities(problem))
+    total = sum(problem.state_bytes(layer) for layer in range(len(problem.layers)))
+    program.lp.setObjective(total / program.unit_bytes - program.not_resident())
+    allowed = period_ms * (1 + SAFETY) / program.scale_ms
+    for side in program.right_sides():
+        program.lp.addConstraint(allowed >= side)
+    outcome = solve_milp(program.lp, clock, limit=limit, gap_limit=0.0)
+    if outcome.objective is None:
+        return None
+    placement = program.placement()
+    found = resident_bytes(problem, placement)
+    proven = 0 if outcome.bound is None else math.ceil((outcome.bound - 1e-6) * program.unit_bytes)
+    # sums of whole states: between the solver's bound and its solution nothing need exist
+    bound_bytes = found if outcome.status == "optimal" else max(0, min(found, proven))
+    return MemoryBound(bound_bytes=bound_bytes, placement=placement)
+
+
+class _Program:
+    """Variables and right sides that both programs share; times in units of `scale_ms`, states of `unit_bytes`."""
+
+    def __init__(self, problem: OffloadProblem, rows: Sequence[Inequality]) -> None:
+        count = len(problem.layers)
+        self.lp = pulp.LpProblem("placement", pulp.LpMinimize)
+        self.scale_ms = max(relaxed_period_ms(rows, all_on("cpu", count)), 1e-300)  # so that tolerances are relative
+        self.states = [problem.state_bytes(layer) for layer in range(count)]
+        self.unit_bytes = max(1, *self.states)
+        self._rows = rows
+        self._on_cpu = [pulp.LpVariable(f"cpu_{layer}", cat=pulp.LpBinary) for layer in range(count)]
+        self._streamed = {
+            layer: pulp.LpVariable(f"streamed_{layer}", cat=pulp.LpBinary)
+            for layer in range(count)
+            if problem.may_stream(layer)
+        }
+        for layer, variable in self._streamed.items():
+            self.lp.addConstraint(self._on_cpu[layer] + variable <= 1)
+
+    def right_sides(self) -> Iterator[pulp.LpAffineExpression]:
+        """Return what the period is at least, row by row."""
+        for row in self._rows:
+            terms = [(self._on_cpu[layer], value / self.scale_ms) for layer, value in enumerate(row.cpu_ms) if value]
+            if row.streamed_ms is not None:
+                streamed = row.streamed_ms
+                terms += [(variable, streamed[layer] / self.scale_ms) for layer, variable in self._streamed.items()]
+            yield pulp.LpAffineExpression(terms, row.constant_ms / self.scale_ms)
+
+    def not_resident(self) -> pulp.LpAffineExpression:
+        """Return the states that are not resident, in units."""
+        terms = [(variable, state / self.unit_bytes) for variable, state in zip(self._on_cpu, self.states, strict=True)]
+        terms += [(variable, self.states[layer] / self.unit_bytes) for layer, variable in self._streamed.items()]
+        return pulp.LpAffineExpression([(variable, value) for variable, value in terms if value])
+
+    def placement(self) -> Placement:
+        """Return the solution."""
+        chosen: list[Place] = []
+        for layer, variable in enumerate(self._on_cpu):
+            if (variable.varValue or 0) > 0.5:
+                chosen.append("cpu")
+            elif layer in self._streamed and (self._streamed[layer].varValue or 0) > 0.5:
+                chosen.append("gpu_streamed")
+            else:
+                chosen.append("gpu")
+        return tuple(chosen)
+
+
+def _with_margin(row: Inequality, margin_ms: float) -> Inequality:
+    """Add a margin where the window's own layer is on the CPU."""
+    if row.window is None:
+        return row
+    cpu_ms = list(row.cpu_ms)
+    cpu_ms[row.window] += margin_ms
+    return replace(row, cpu_ms=tuple(cpu_ms))
 
 
 def _device(problem: OffloadProblem) -> Inequality:
@@ -256,19 +307,19 @@ def _windows(problem: OffloadProblem) -> list[Inequality]:
                     cpu_ms[j] = work[j]
             whole = work[: k + 1] + [0.0] * (count - k - 1)
             cpu_ms[k] += head(k) + tail(k)
-            found.append(Inequality(name=f"{name} {k}", constant_ms=outside_ms, cpu_ms=tuple(cpu_ms)))
+            found.append(Inequality(name=f"{name} {k}", constant_ms=outside_ms, cpu_ms=tuple(cpu_ms), window=k))
             if cpu_ms[:k] != whole[:k]:
                 busy = [j for j in range(k + 1) if layers[j].parameters]
                 whole[k] += min(map(head, busy)) + min(map(tail, busy))
-                found.append(Inequality(name=f"{name} {k}", constant_ms=outside_ms, cpu_ms=tuple(whole)))
+                found.append(Inequality(name=f"{name} {k}", constant_ms=outside_ms, cpu_ms=tuple(whole), window=k))
         steps = (gradient[k], update[k], weight[k])
         chain = [0.0] * count
         chain[k] = sum(steps) / chunks + (chunks - 1) / chunks * max(steps)
-        found.append(Inequality(name=f"chain {k}", constant_ms=free_ms, cpu_ms=tuple(chain)))
+        found.append(Inequality(name=f"chain {k}", constant_ms=free_ms, cpu_ms=tuple(chain), window=k))
         if clip:
             later = [0.0] * count
             later[k] = (update[k] + weight[k]) / chunks + (chunks - 1) / chunks * max(update[k], weight[k])
-            found.append(Inequality(name=f"chain {k}", constant_ms=clipped_ms, cpu_ms=tuple(later)))
+            found.append(Inequality(name=f"chain {k}", constant_ms=clipped_ms, cpu_ms=tuple(later), window=k))
     return found
 
 

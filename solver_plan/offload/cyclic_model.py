@@ -33,7 +33,7 @@ from solver_plan.offload.bounds import Inequality
 from solver_plan.offload.operations import Iteration, Placement, iteration_of, precedences_of
 from solver_plan.offload.plan import PLACES, Place
 from solver_plan.offload.problem import OffloadProblem
-from solver_plan.offload.retiming import Arc, Timing, arcs_of, longest_path, topological_order
+from solver_plan.offload.retiming import Arc, Deadlock, Graph, Timing, arcs_of
 
 TICKS = 10**4
 """Ticks in the period of the plan at hand. Cyclic constraints tighten bounds tick by tick: a million took minutes."""
@@ -166,13 +166,11 @@ class CyclicModel:
         precedences = precedences_of(self.problem, iteration)
         arcs, wraps = arcs_of(self.problem, iteration, precedences, timing)
         whole = [Arc(arc.before, arc.after, float(self.ticks(arc.weight_ms)), arc.height) for arc in arcs]
-        order = topological_order(len(iteration.operations), whole)
-        if order is None:
+        try:
+            graph = Graph(len(iteration.operations), whole)
+        except Deadlock:
             return None
-        leaving: list[list[Arc]] = [[] for _ in iteration.operations]
-        for arc in whole:
-            leaving[arc.before].append(arc)
-        found, cycle = longest_path(order, leaving, float(TICKS))
+        found, cycle = graph.longest_path(float(TICKS))
         if cycle is not None:
             return None
         starts = [round(start) + wrap * TICKS for start, wrap in zip(found, wraps, strict=True)]

@@ -17,6 +17,7 @@ stride_wait    every k-th layer, updates after the last backward, the next forwa
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from solver_plan.offload.bounds import Inequality, inequalities, relaxed_period_ms
 from solver_plan.offload.flow import Rule, run_rule
 from solver_plan.offload.operations import Placement, all_on
 from solver_plan.offload.plan import Place
@@ -45,8 +46,12 @@ class RuleResult:
 def run_heuristic(problem: OffloadProblem, name: str) -> RuleResult:
     """Return the plan of a rule of `RULES`, the best of the choices that the rule leaves open."""
     best: RuleResult | None = None
+    rows: list[Inequality] = []
     for placement, rule in _choices(problem, name):
         if "gpu_streamed" in placement:
+            rows = rows or inequalities(problem)
+            if best is not None and relaxed_period_ms(rows, placement) >= best.timing.period_ms:
+                continue
             timing = streamed_timing(problem, placement, serial=rule.forward_waits)
         else:
             timing = run_rule(problem, placement, rule)[1]

@@ -20,6 +20,8 @@ SECONDS_PER_OPERATION = 4e-5
 TOLERANCE = 0.01
 """How much worse than the best a state may be at the beginning of a round."""
 STEPS_PER_ROUND = 400
+FOCUSED = 0.7
+"""Share of the moves that change a layer of the critical cycle."""
 
 
 def improve(
@@ -122,15 +124,18 @@ def _spread(placement: Placement) -> dict[int, Slot]:
 
 def _neighbour(problem: OffloadProblem, current: Streamed, draws: random.Random) -> tuple[Placement, dict[int, Slot]]:
     """Return a random neighbour whose residents fit."""
+    focus = sorted({current.iteration.operations[arc.before].layer for arc in current.critical.arcs})
+    focus = focus or list(range(len(current.placement)))
     for _ in range(100):
         places = list(current.placement)
         program = dict(current.program)
         if program and draws.random() < 0.4:
+            critical = [layer for layer in focus if layer in program]
             for _ in range(draws.choice((1, 1, 2))):
-                layer = draws.choice(sorted(program))
+                layer = draws.choice(critical if critical and draws.random() < FOCUSED else sorted(program))
                 program[layer] = _random_slot(layer, draws)
             return tuple(places), program
-        first = draws.randrange(len(places))
+        first = draws.choice(focus) if draws.random() < FOCUSED else draws.randrange(len(places))
         if draws.random() < 0.5:
             others = [place for place in ("cpu", "gpu", "gpu_streamed") if place != places[first]]
             _place(problem, places, program, first, draws.choice(others), draws)  # type: ignore[arg-type]

@@ -42,6 +42,10 @@ MILP_SHARE = 0.4
 """Of the time that is left, at most this for the placement program."""
 FIXED_SHARE = 0.2
 """Then at most this for the orders of its placement."""
+WINDOW_MARGINS = (0.25, 0.5, 1.0, 2.0)
+"""With streaming, placements are also sought whose windows bear this many copies of the largest state in and out."""
+SEED_SHARE = 0.1
+"""At most this share of what is left for each of them."""
 CYCLIC_SHARE = 0.3
 """With streaming, this much of the time is left to CP-SAT after the local search, on small problems."""
 LARGEST_CYCLIC = 16
@@ -132,8 +136,19 @@ def _search_streaming(
     assert incumbent.plan is not None
     first = from_bound if from_bound is not None else incumbent.plan.placement
     streamed = first.count("gpu_streamed")
+    copies_ms = [
+        problem.state_copy_in_ms(layer) + problem.state_copy_out_ms(layer)
+        for layer in range(len(problem.layers))
+        if problem.may_stream(layer)
+    ]
     seeds = [first, incumbent.plan.placement]
-    for more in (0, -1, 1, -2, 2):
+    for share in WINDOW_MARGINS:
+        wider = placement_bound(
+            problem, clock, limit=SEED_SHARE * clock.remaining, window_margin_ms=share * max(copies_ms)
+        )
+        if wider.placement is not None:
+            seeds.append(wider.placement)
+    for more in (0, -1, 1):
         seeds += alternating(problem, max(0, streamed + more))
     rows = inequalities(problem)
     small = len(problem.layers) * problem.chunks_per_layer <= LARGEST_CYCLIC

@@ -149,21 +149,65 @@ def _staging_arcs(
     return arcs
 
 
+class Graph:
+    """Arcs prepared for longest paths at many periods.
+
+    Raises `Deadlock` where the arcs of height 0 (or less) contain a cycle.
+    """
+
+    def __init__(self, count: int, arcs: Sequence[Arc]) -> None:
+        self.order = topological_order(count, arcs)
+        self._along: list[list[tuple[int, float, Arc]]] = [[] for _ in range(count)]
+        self._around: list[Arc] = []
+        for arc in arcs:
+            if arc.height == 0:
+                self._along[arc.before].append((arc.after, arc.weight_ms, arc))
+            else:
+                self._around.append(arc)
+
+    def longest_path(self, period_ms: float) -> tuple[list[float], list[Arc] | None]:
+        """Return earliest starts at a period, and a cycle that forbids it, if there is one."""
+        starts_ms = [0.0] * len(self._along)
+        reason: list[Arc | None] = [None] * len(self._along)
+        for _ in range(len(self._along) + 2):
+            for node in self.order:
+                start = starts_ms[node]
+                for after, weight, arc in self._along[node]:
+                    if start + weight > starts_ms[after]:
+                        starts_ms[after] = start + weight
+                        reason[after] = arc
+            again = False
+            for arc in self._around:
+                reached = starts_ms[arc.before] + arc.weight_ms - arc.height * period_ms
+                if reached > starts_ms[arc.after] + CONVERGED_MS:
+                    starts_ms[arc.after] = reached
+                    reason[arc.after] = arc
+                    again = True
+            if not again:
+                return starts_ms, None
+            cycle = _cycle_of(reason)
+            if cycle is not None:
+                return starts_ms, cycle
+        raise AssertionError("a longest path neither converges nor shows its cycle")
+
+
+class Deadlock(Exception):
+    """Orders that wait for each other; caught here."""
+
+
 def least_period(count: int, arcs: Sequence[Arc], lower_ms: float) -> tuple[list[float], float, Critical] | None:
     """Return earliest starts, the least period of at least `lower_ms` and the last critical cycle; None: deadlock.
 
     Newton's method from below: each positive cycle found gives a larger period, the ratio of its weight to its height.
     """
-    order = topological_order(count, arcs)
-    if order is None:
+    try:
+        graph = Graph(count, arcs)
+    except Deadlock:
         return None
-    leaving: list[list[Arc]] = [[] for _ in range(count)]
-    for arc in arcs:
-        leaving[arc.before].append(arc)
     period_ms = lower_ms
     critical: tuple[Arc, ...] = ()
     while True:
-        starts_ms, cycle = longest_path(order, leaving, period_ms)
+        starts_ms, cycle = graph.longest_path(period_ms)
         if cycle is None:
             return starts_ms, period_ms, Critical(critical)
         height = sum(arc.height for arc in cycle)
@@ -173,34 +217,6 @@ def least_period(count: int, arcs: Sequence[Arc], lower_ms: float) -> tuple[list
         if larger <= period_ms:
             return starts_ms, period_ms, Critical(tuple(cycle))  # rounding
         period_ms, critical = larger, tuple(cycle)
-
-
-def longest_path(
-    order: Sequence[int], leaving: Sequence[Sequence[Arc]], period_ms: float
-) -> tuple[list[float], list[Arc] | None]:
-    """Return earliest starts at a period, and a cycle that forbids it, if there is one.
-
-    `order` is topological for the arcs of height 0, so that one pass suffices but for arcs around the cycle.
-    """
-    starts_ms = [0.0] * len(order)
-    reason: list[Arc | None] = [None] * len(order)
-    rank = {node: position for position, node in enumerate(order)}
-    for _ in range(len(order) + 2):
-        again = False
-        for node in order:
-            start = starts_ms[node]
-            for arc in leaving[node]:
-                reached = start + arc.weight_ms - arc.height * period_ms
-                if reached > starts_ms[arc.after] + CONVERGED_MS:
-                    starts_ms[arc.after] = reached
-                    reason[arc.after] = arc
-                    again = again or rank[arc.after] <= rank[node]
-        if not again:
-            return starts_ms, None
-        cycle = _cycle_of(reason)
-        if cycle is not None:
-            return starts_ms, cycle
-    raise AssertionError("a longest path neither converges nor shows its cycle")
 
 
 def _cycle_of(reason: Sequence[Arc | None]) -> list[Arc] | None:
@@ -227,8 +243,8 @@ def _cycle_of(reason: Sequence[Arc | None]) -> list[Arc] | None:
     return None
 
 
-def topological_order(count: int, arcs: Iterable[Arc]) -> list[int] | None:
-    """Return an order along the arcs of height 0 (or less); None if they contain a cycle."""
+def topological_order(count: int, arcs: Iterable[Arc]) -> list[int]:
+    """Return an order along the arcs of height 0 (or less). Raises `Deadlock` if they contain a cycle."""
     entering = [0] * count
     leaving: list[list[int]] = [[] for _ in range(count)]
     for arc in arcs:
@@ -244,4 +260,6 @@ def topological_order(count: int, arcs: Iterable[Arc]) -> list[int] | None:
             entering[after] -= 1
             if entering[after] == 0:
                 ready.append(after)
-    return order if len(order) == count else None
+    if len(order) < count:
+        raise Deadlock
+    return order

@@ -24,7 +24,7 @@ right before the next forward of layer -s. Slot 0 is the idle time between the l
 Program = Mapping[int, Slot]
 """Slot of each streamed layer; of layer l any s with -l <= s <= l."""
 
-TRIALS = 6
+TRIALS = 4
 
 
 class Calendar:
