@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from solver_plan.documents import require_same_problem
+from solver_plan.errors import InvalidPlanError
 from solver_plan.offload.plan import OffloadPlan, OperationName, Place, ResourceName, TimedOperation
 from solver_plan.offload.problem import OffloadProblem
 
@@ -42,6 +43,14 @@ def violations(problem: OffloadProblem, plan: OffloadPlan) -> tuple[str, ...]:
     found += _rooms(problem, plan, timed)
     found += _certificate(plan)
     return tuple(found)
+
+
+def period_of(problem: OffloadProblem, plan: OffloadPlan) -> float:
+    """Return the period in milliseconds, the objective. Raises `InvalidPlanError` if the plan is not valid."""
+    found = violations(problem, plan)
+    if found:
+        raise InvalidPlanError(found)
+    return plan.predicted.period_ms
 
 
 def _placement(problem: OffloadProblem, plan: OffloadPlan) -> Iterator[str]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from solver_plan.errors import InfeasibleProblemError, InputError
-from solver_plan.offload.bounds import inequalities, memory_bound
+from solver_plan.errors import InfeasibleProblemError, InputError, NoPlanFoundError
+from solver_plan.offload.bounds import memory_bound, placement_bound
 from solver_plan.offload.layers import with_room
 from solver_plan.offload.plan import OffloadPlan
 from solver_plan.offload.planner import plan_offload
@@ -92,15 +92,19 @@ def least_room(problem: OffloadProblem, period_ms: float, budget: Budget) -> Lea
     ------
     InfeasibleProblemError
         If no room is enough, with the least period there is.
+    NoPlanFoundError
+        If none was found with any room, but may exist.
     InputError
         If the period makes no sense.
     """
     if not 0 < period_ms < float("inf"):
         raise InputError(f"period: found {period_ms:g} ms; greater than 0 and finite")
     clock = Clock(budget)
+    everything = _total_bytes(problem)
     lowest = memory_bound(problem, period_ms, clock, limit=0.3 * clock.remaining)
     if lowest is None:
-        raise _no_room_is_enough(problem, period_ms, inequalities(problem)[0].constant_ms)
+        unlimited = placement_bound(with_room(problem, everything), clock)
+        raise _no_room_is_enough(period_ms, unlimited.bound_ms or period_ms)
     share = replace(budget, time_limit_s=max(1e-3, 0.7 * budget.time_limit_s / (BISECTIONS + 2)))
 
     def planned(room: int) -> OffloadPlan:
@@ -112,9 +116,12 @@ def least_room(problem: OffloadProblem, period_ms: float, budget: Budget) -> Lea
     at_bound = planned(lowest.bound_bytes)
     if short_enough(at_bound):
         return _least(at_bound, lowest.bound_bytes)
-    best = planned(_total_bytes(problem))
+    best = planned(everything)
     if not short_enough(best):
-        raise _no_room_is_enough(problem, period_ms, best.predicted.period_ms)
+        raise NoPlanFoundError(
+            f"period: no plan of at most {period_ms:g} ms found; with room for every state the best takes "
+            f"{best.predicted.period_ms:.3f} ms: give more time (one may exist), or ask for a longer period"
+        )
     low, high = lowest.bound_bytes, best.predicted.gpu_state_bytes
     for _ in range(BISECTIONS):
         middle = (low + high) // 2
@@ -136,10 +143,10 @@ def _least(plan: OffloadPlan, bound_bytes: int) -> LeastRoom:
     )
 
 
-def _no_room_is_enough(problem: OffloadProblem, period_ms: float, least_ms: float) -> InfeasibleProblemError:
+def _no_room_is_enough(period_ms: float, least_ms: float) -> InfeasibleProblemError:
     return InfeasibleProblemError(
-        f"period: no room on the device gives {period_ms:g} ms; with every state resident ({_total_bytes(problem)} bytes) "
-        f"an iteration takes {least_ms:.3f} ms, {least_ms - period_ms:.3f} ms more: ask for a longer period"
+        f"period: no plan takes at most {period_ms:g} ms, whatever the room on the device; none takes less than "
+        f"{least_ms:.3f} ms, {least_ms - period_ms:.3f} ms more: ask for a longer period, or speed up what it waits for"
     )
 
 

@@ -1,7 +1,7 @@
 """The offload kind, for the command line and the benchmarks."""
 
 from solver_plan.kinds import Wing
-from solver_plan.offload.check import violations
+from solver_plan.offload.check import period_of, violations
 from solver_plan.offload.describe import describe
 from solver_plan.offload.heuristics import RULES
 from solver_plan.offload.plan import OffloadPlan
@@ -16,6 +16,7 @@ OFFLOAD = Wing(
     heuristics=RULES,
     planner=plan_offload,
     checker=violations,
+    evaluator=period_of,
     describer=describe,
     simulator=simulate_text,
 )

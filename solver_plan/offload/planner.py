@@ -15,10 +15,9 @@ from collections.abc import Callable
 
 from ortools.sat.python import cp_model
 
-from solver_plan.errors import InvalidPlanError
 from solver_plan.offload.assemble import Candidate, plan_document
 from solver_plan.offload.bounds import BOUND_NAME, inequalities, placement_bound
-from solver_plan.offload.check import violations
+from solver_plan.offload.check import period_of
 from solver_plan.offload.cyclic_model import cyclic_model
 from solver_plan.offload.flow import Rule, orders_of, run_orders, run_rule
 from solver_plan.offload.heuristics import RULES, run_heuristic
@@ -86,10 +85,7 @@ def plan_offload(
 
 
 def _evaluate(problem: OffloadProblem, candidate: Candidate) -> float:
-    found = violations(problem, plan_document(problem, candidate))
-    if found:
-        raise InvalidPlanError(found)
-    return candidate.timing.period_ms
+    return period_of(problem, plan_document(problem, candidate))
 
 
 def _planned(

@@ -1,8 +1,6 @@
 """Small offload problems and plans for the tests, and the reference data where it is present."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +10,9 @@ from solver_plan.offload.flow import Rule, run_rule
 from solver_plan.offload.operations import Placement
 from solver_plan.offload.plan import OffloadPlan, OperationName
 from solver_plan.offload.problem import BytesPerParameter, Layer, OffloadProblem, Rates
+from tests.conftest import data_folder
 
-DATA = Path(os.environ.get("SOLVER_PLAN_DATA", Path(__file__).parents[3] / "shared" / "data")) / "offload"
+DATA = data_folder() / "offload"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the reference data is not at {DATA}: set SOLVER_PLAN_DATA")
 
 THREE_LAYERS = [(10, 10.0, 20.0), (20, 15.0, 30.0), (30, 20.0, 40.0)]

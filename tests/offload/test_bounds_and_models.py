@@ -4,8 +4,6 @@ import itertools
 import random
 
 import pytest
-from disjunctive_milp import least_period_ms
-from offload_cases import make_plan, make_problem, needs_data, reference_problem
 
 from solver_plan.offload.bounds import inequalities, placement_bound, relaxed_period_ms
 from solver_plan.offload.cyclic_model import cyclic_model
@@ -18,6 +16,8 @@ from solver_plan.offload.retiming import retime
 from solver_plan.offload.streaming import at_once, best_layout
 from solver_plan.solving.budget import Budget, Clock
 from solver_plan.solving.cp_sat import solve_cp_sat
+from tests.offload.disjunctive_milp import least_period_ms
+from tests.offload.offload_cases import make_plan, make_problem, needs_data, reference_problem
 
 
 def random_problem(draws: random.Random, layers: int, *, staging: bool = False, chunks: int = 1) -> OffloadProblem:

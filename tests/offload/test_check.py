@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from offload_cases import make_plan, make_problem, moved, with_period
 
 from solver_plan.errors import PlanMismatchError
 from solver_plan.offload.assemble import Candidate, plan_document
@@ -12,6 +11,7 @@ from solver_plan.offload.operations import Placement
 from solver_plan.offload.plan import LayerPlacement, OffloadPlan, OperationName, Predicted, ResourceName, TimedOperation
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.offload.streaming import at_once, best_layout
+from tests.offload.offload_cases import make_plan, make_problem, moved, with_period
 
 CPU: Placement = ("cpu", "cpu", "cpu")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from offload_cases import make_problem
 
 from solver_plan.documents import document_text, write_document
 from solver_plan.errors import DocumentError
 from solver_plan.kinds import kind_of, read_problem
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.solving.budget import Budget
+from tests.offload.offload_cases import make_problem
 
 
 def written(path: Path, change: Callable[[dict[str, Any]], None]) -> str:

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from offload_cases import DATA, make_problem, needs_data, reference_problem
 
 from solver_plan.errors import InputError
 from solver_plan.kinds import kind_named
@@ -11,6 +10,7 @@ from solver_plan.offload.assemble import Candidate, plan_document
 from solver_plan.offload.check import violations
 from solver_plan.offload.heuristics import RULES, run_heuristic
 from solver_plan.solving.budget import Budget
+from tests.offload.offload_cases import DATA, make_problem, needs_data, reference_problem
 
 REFERENCES = json.loads((DATA / "references.json").read_text())["instances"] if DATA.is_dir() else {}
 
