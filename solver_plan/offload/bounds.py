@@ -14,6 +14,8 @@ Variables: x_l = 1 if l is updated on the CPU, y_l = 1 if on the GPU with stream
     chain     T >= outside_k + (the q chunks of k through the three queues) x_k                  `_windows`
     link      T >= sum o_l x_l + out_l y_l;   T >= sum h_l x_l + in_l y_l                        `_streaming`
     staging   sum f(state_l / staging) (in_l + u_l + out_l) y_l <= T, f dual feasible            `_streaming`
+    turnover  for every k:  T >= outside_k + sum_{j<=k} h_j x_j + in_j y_j - staging / h2d rate           `_turnover`
+                            T >= outside_k + sum_{j<=k} o_j x_j + out_j y_j - staging / d2h rate          `_turnover`
     stay      T >= (in_l + u_l + out_l) y_l                                                      `_streaming`
 
 Windows: the work of the CPU layers j <= k lies between the backward of k and the next forward of k, since windows
@@ -24,6 +26,9 @@ must follow its last; J_k holds k and those j < k whose own head (waiting for th
 before the earlier forward of j) are no shorter, so the terms are valid for whichever comes first or last. This is the
 corrected closed form of the reuse-distance argument (CoTrain, ICPP 2023): unlike the plain one it holds for every plan.
 
+Turnover: of the states streamed for j <= k, those that are not in the staging room when the window of k opens are
+copied in within it, and those not in it when the window closes have been copied out within it.
+
 Staging: a streamed state stays at least in + u + out; for a dual feasible function f (Fekete, Schepers 2001) the
 states held at any moment have f-sum at most 1.
 """
@@ -31,7 +36,7 @@ states held at any moment have f-sum at most 1.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import pulp
 
@@ -83,8 +88,8 @@ class Inequality:
 
 
 def inequalities(problem: OffloadProblem) -> list[Inequality]:
-    """Return every inequality of the program but the room."""
-    found = [_device(problem), *_windows(problem)]
+    """Return every inequality of the program but the room; those that others imply are left out."""
+    found = [_device(problem), *_undominated(_windows(problem), problem.compute_ms + problem.other_micro_steps_ms)]
     if any(problem.may_stream(layer) for layer in range(len(problem.layers))):
         found += _streaming(problem)
     return found
@@ -186,7 +191,10 @@ class _Program:
     def __init__(self, problem: OffloadProblem, rows: Sequence[Inequality]) -> None:
         count = len(problem.layers)
         self.lp = pulp.LpProblem("placement", pulp.LpMinimize)
-        self.scale_ms = max(relaxed_period_ms(rows, all_on("cpu", count)), 1e-300)  # so that tolerances are relative
+        # so that the solver's tolerances are relative to the period, which is at least this
+        self.scale_ms = problem.compute_ms + problem.other_micro_steps_ms
+        if self.scale_ms <= 0:
+            self.scale_ms = max(relaxed_period_ms(rows, all_on("cpu", count)), 1e-300)
         self.states = [problem.state_bytes(layer) for layer in range(count)]
         self.unit_bytes = max(1, *self.states)
         self._rows = rows
@@ -234,6 +242,24 @@ def _with_margin(row: Inequality, margin_ms: float) -> Inequality:
     cpu_ms = list(row.cpu_ms)
     cpu_ms[row.window] += margin_ms
     return replace(row, cpu_ms=tuple(cpu_ms))
+
+
+def _undominated(rows: Sequence[Inequality], least_ms: float) -> list[Inequality]:
+    """Leave out rows that never exceed the device's least work, or that another row of the same window implies."""
+    kept: list[Inequality] = []
+    for _, window in groupby(rows, key=lambda row: row.window):
+        here: list[Inequality] = []
+        for row in window:
+            if row.constant_ms + sum(row.cpu_ms) > least_ms and not any(_implies(other, row) for other in here):
+                here = [*(other for other in here if not _implies(row, other)), row]
+        kept += here
+    return kept
+
+
+def _implies(row: Inequality, other: Inequality) -> bool:
+    return row.constant_ms >= other.constant_ms and all(
+        one >= two for one, two in zip(row.cpu_ms, other.cpu_ms, strict=True)
+    )
 
 
 def _device(problem: OffloadProblem) -> Inequality:
@@ -342,6 +368,7 @@ def _streaming(problem: OffloadProblem) -> list[Inequality]:
             streamed_ms=tuple(copy_in),
         ),
     ]
+    found += _turnover(problem)
     nothing = (0.0,) * count
     for layer in range(count):
         if problem.may_stream(layer) and problem.state_bytes(layer):
@@ -356,6 +383,42 @@ def _streaming(problem: OffloadProblem) -> list[Inequality]:
         if share not in seen:
             seen.add(share)
             found.append(Inequality(name="staging", constant_ms=0.0, cpu_ms=nothing, streamed_ms=share))
+    return found
+
+
+def _turnover(problem: OffloadProblem) -> list[Inequality]:
+    """Streamed layers j <= k are updated within the window of k; when it opens and closes, staging holds so much."""
+    count = len(problem.layers)
+    forward_before = [0.0, *accumulate(layer.forward_ms for layer in problem.layers)]
+    backward_before = [0.0, *accumulate(layer.backward_ms for layer in problem.layers)]
+    staging_in_ms = 1e3 * problem.staging_bytes / problem.rates.h2d_bytes_per_s
+    staging_out_ms = 1e3 * problem.staging_bytes / problem.rates.d2h_bytes_per_s
+    found: list[Inequality] = []
+    for k in range(count):
+        if problem.layers[k].parameters == 0:
+            continue
+        free_ms = problem.compute_ms - backward_before[k] - forward_before[k] + problem.other_micro_steps_ms
+        clipped_ms = problem.compute_ms - forward_before[k] + problem.other_micro_steps_ms
+        inner = [layer <= k for layer in range(count)]
+        # weights come back and states go out after updates; states come in and gradients go out at any time
+        for name, outside_ms, staging_ms, cpu, streamed in (
+            ("h2d", clipped_ms, staging_in_ms, problem.weight_copy_ms, problem.state_copy_in_ms),
+            ("d2h", free_ms, staging_out_ms, problem.gradient_copy_ms, problem.state_copy_out_ms),
+            ("d2h", clipped_ms, staging_out_ms, None, problem.state_copy_out_ms),
+        ):
+            opens_ms = outside_ms if problem.clip_gradients else free_ms
+            cpu_ms = tuple(cpu(layer) if inside and cpu else 0.0 for layer, inside in enumerate(inner))
+            streamed_ms = tuple(streamed(layer) if inside else 0.0 for layer, inside in enumerate(inner))
+            if opens_ms - staging_ms + sum(streamed_ms) > problem.compute_ms:
+                found.append(
+                    Inequality(
+                        name=f"{name} {k}",
+                        constant_ms=opens_ms - staging_ms,
+                        cpu_ms=cpu_ms,
+                        streamed_ms=streamed_ms,
+                        window=k,
+                    )
+                )
     return found
 
 

@@ -17,8 +17,12 @@ from solver_plan.solving.budget import Clock
 
 SECONDS_PER_OPERATION = 4e-5
 """Deterministic cost of laying out and retiming one operation."""
-TOLERANCE = 0.01
-"""How much worse than the best a state may be at the beginning of a round."""
+TOLERANCE = 0.004
+"""How much worse than the one before a state may be at the beginning of a round."""
+STARTS = 5
+"""So many of the best seeds are searched from."""
+FIRST_TRIAL = 1.03
+"""Seeds are laid out for this multiple of their lower bound."""
 STEPS_PER_ROUND = 400
 FOCUSED = 0.7
 """Share of the moves that change a layer of the critical cycle."""
@@ -67,16 +71,28 @@ def improve(
     def over() -> bool:
         return enough() or clock.remaining <= max(0.0, stop_at)
 
+    starts: list[Streamed] = []
     for placement in seeds:
         lower_ms = relaxed_period_ms(rows, placement)
-        for program in (at_once(placement), dict.fromkeys(at_once(placement), 0), _spread(placement)):
+        for program in _programs(placement):
             if best is not None and (over() or lower_ms >= best.timing.period_ms):
                 break
-            consider(best_layout(problem, placement, program, lower_ms))
+            found = lay_out(problem, placement, program, lower_ms * FIRST_TRIAL)
+            consider(found)
+            if found is not None:
+                starts.append(found)
     if best is None:
         return None
+    starts.sort(key=lambda found: found.timing.period_ms)
+    for found in starts[:STARTS]:
+        if not over():
+            lower_ms = relaxed_period_ms(rows, found.placement)
+            consider(best_layout(problem, found.placement, found.program, lower_ms))
+    number = 0
     while not over():
-        current = best
+        # first from the best, then from other good starts, then from the best again and again
+        current = starts[number] if 0 < number < min(STARTS, len(starts)) else best
+        number += 1
         for step in range(STEPS_PER_ROUND):
             if over():
                 break
@@ -84,12 +100,12 @@ def improve(
             placement, program = _neighbour(problem, current, draws)
             lower_ms = relaxed_period_ms(rows, placement)
             clock.spend(SECONDS_PER_OPERATION)
-            if lower_ms > best.timing.period_ms * (1 + tolerance):
+            if lower_ms > current.timing.period_ms * (1 + tolerance):
                 continue
-            trial_ms = lower_ms + draws.choice((0.0, 0.5, 0.9, 1.0)) * (best.timing.period_ms - lower_ms)
+            trial_ms = lower_ms + draws.choice((0.0, 0.5, 0.9, 1.0)) * (current.timing.period_ms - lower_ms)
             found = lay_out(problem, placement, program, trial_ms)
             if consider(found) or (
-                found is not None and found.timing.period_ms <= best.timing.period_ms * (1 + tolerance)
+                found is not None and found.timing.period_ms <= current.timing.period_ms * (1 + tolerance)
             ):
                 assert found is not None
                 current = found
@@ -114,12 +130,13 @@ def alternating(problem: OffloadProblem, streamed: int) -> Iterator[Placement]:
             yield tuple(places)
 
 
-def _spread(placement: Placement) -> dict[int, Slot]:
-    """Every second streamed update right after its backward, the others right before their next forward."""
-    program: dict[int, Slot] = {}
-    for number, layer in enumerate(at_once(placement)):
-        program[layer] = layer if number % 2 else -layer
-    return program
+def _programs(placement: Placement) -> Iterator[dict[int, Slot]]:
+    """All streamed updates as early as can be, between backward and forward, as late as can be, and by turns."""
+    early = at_once(placement)
+    yield early
+    yield dict.fromkeys(early, 0)
+    yield {layer: -layer for layer in early}
+    yield {layer: layer if number % 2 else -layer for number, layer in enumerate(early)}
 
 
 def _neighbour(problem: OffloadProblem, current: Streamed, draws: random.Random) -> tuple[Placement, dict[int, Slot]]:

@@ -37,7 +37,7 @@ from solver_plan.solving.progress import Progress, silent
 
 log = logging.getLogger(__name__)
 
-MILP_SHARE = 0.4
+MILP_SHARE = 0.5
 """Of the time that is left, at most this for the placement program."""
 FIXED_SHARE = 0.2
 """Then at most this for the orders of its placement."""

@@ -214,7 +214,7 @@ def _device(
         now += problem.gpu_update_ms(update)
     # spread over the idle time, so that one state's copies can follow another's
     spare_ms = period_ms - now - sum(problem.gpu_update_ms(update) for update in idle)
-    for update in sorted(idle, reverse=True):
+    for update in idle:
         starts_ms[iteration.gpu_update[update]] = now
         now += problem.gpu_update_ms(update) + max(0.0, spare_ms) / len(idle)
 
