@@ -27,7 +27,7 @@ from solver_plan.offload.streaming import streamed_timing
 
 RULES = ("zero_offload", "twin_flow", "coarse", "cpu_edf", "prefix", "suffix", "stride", "stride_wait")
 LARGEST_STRIDE = 8
-LARGEST_PREFIX_CHOICES = 33
+LARGEST_PREFIX_CHOICES = 11
 """At most this many values of k are tried, evenly spread, the largest that fits among them."""
 
 SERIAL = Rule(first="ready_first", updates_wait=True, forward_waits=True)

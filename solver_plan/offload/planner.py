@@ -1,6 +1,6 @@
 """The planner: every rule, then placement by MILP, timeline by simulation, and CP-SAT; each only if the gap is open.
 
-1. Every rule of `heuristics.py` is a candidate, so the plan is never worse than any of them.
+1. Every rule of `heuristics.py` is a candidate, unless the gap is closed before: no plan is worse than a rule's.
 2. The program of `bounds.py` gives the bound and a placement; its timeline is simulated in earliest-deadline order.
 3. Without streaming CP-SAT orders the queues for that placement, then chooses placement and orders together
    (`model.py`).
@@ -37,8 +37,14 @@ from solver_plan.solving.progress import Progress, silent
 
 log = logging.getLogger(__name__)
 
+QUICK_RULES = ("zero_offload", "twin_flow", "coarse", "cpu_edf")
+"""Rules without a choice, run before the bound; the others only if the gap is still open."""
 MILP_SHARE = 0.5
 """Of the time that is left, at most this for the placement program."""
+MILP_SHARE_OF_LARGE = 0.85
+"""The same for problems of more chunks than CP-SAT can order."""
+LARGE = 500
+"""Layers times chunks."""
 FIXED_SHARE = 0.2
 """Then at most this for the orders of its placement."""
 WINDOW_MARGINS = (0.25, 0.5, 1.0, 2.0)
@@ -102,19 +108,21 @@ def _planned(
 
 def _search(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidate]) -> None:
     operations = len(problem.layers) * (2 + 3 * problem.chunks_per_layer)
-    for name in RULES:
-        found = run_heuristic(problem, name)
-        offer(incumbent, Candidate(found.placement, found.timing), f"heuristic:{name}")
-        clock.spend(10 * operations * SECONDS_PER_OPERATION)
-        if clock.interrupted:
-            return
-    bound = placement_bound(problem, clock, limit=MILP_SHARE * clock.remaining)
+    _run_rules(problem, clock, incumbent, QUICK_RULES)
+    if clock.interrupted:
+        return
+    large = len(problem.layers) * problem.chunks_per_layer > LARGE
+    share = MILP_SHARE_OF_LARGE if large else MILP_SHARE
+    bound = placement_bound(problem, clock, limit=share * clock.remaining)
     if bound.bound_ms is not None:
         incumbent.raise_bound(bound.bound_ms, BOUND_NAME)
     if bound.placement is not None and "gpu_streamed" not in bound.placement:
         timing = run_rule(problem, bound.placement, Rule())[1]
         clock.spend(operations * SECONDS_PER_OPERATION)
         offer(incumbent, Candidate(bound.placement, timing), "milp")
+    if incumbent.closed:
+        return  # no rule can be better
+    _run_rules(problem, clock, incumbent, tuple(name for name in RULES if name not in QUICK_RULES))
     if incumbent.closed or clock.expired:
         return
     if any(problem.may_stream(layer) for layer in range(len(problem.layers))):
@@ -123,6 +131,17 @@ def _search(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidat
     if bound.placement is not None:
         _solve_flow(problem, clock, incumbent, bound.placement)
     _solve_flow(problem, clock, incumbent, None)
+
+
+def _run_rules(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidate], names: tuple[str, ...]) -> None:
+    """Offer the plans of rules; also after the limit, so that no plan is worse than a rule's."""
+    operations = len(problem.layers) * (2 + 3 * problem.chunks_per_layer)
+    for name in names:
+        if clock.interrupted:
+            return
+        found = run_heuristic(problem, name)
+        offer(incumbent, Candidate(found.placement, found.timing), f"heuristic:{name}")
+        clock.spend(10 * operations * SECONDS_PER_OPERATION)
 
 
 def _search_streaming(
