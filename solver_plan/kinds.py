@@ -18,7 +18,7 @@ from solver_plan.solving.progress import Progress, silent
 ProblemT = TypeVar("ProblemT", bound=ProblemDocument)
 PlanT = TypeVar("PlanT", bound=PlanDocument)
 
-KINDS = ("parallelism",)
+KINDS = ("parallelism", "offload")
 
 
 class Kind(ABC):
@@ -121,6 +121,10 @@ def kind_of(document: ProblemDocument | PlanDocument) -> Kind:
 def kind_named(name: str) -> Kind:
     """Return a kind by its name; only that wing is imported."""
     assert name in KINDS, name
+    if name == "offload":
+        from solver_plan.offload.kind import OFFLOAD
+
+        return OFFLOAD
     from solver_plan.parallelism.kind import PARALLELISM
 
     return PARALLELISM
@@ -128,16 +132,18 @@ def kind_named(name: str) -> Kind:
 
 def problem_types() -> dict[str, type[ProblemDocument]]:
     """Return the document class of the problems of each kind."""
+    from solver_plan.offload.problem import OffloadProblem
     from solver_plan.parallelism.problem import ParallelismProblem
 
-    return {"parallelism": ParallelismProblem}
+    return {"parallelism": ParallelismProblem, "offload": OffloadProblem}
 
 
 def plan_types() -> dict[str, type[PlanDocument]]:
     """Return the document class of the plans of each kind."""
+    from solver_plan.offload.plan import OffloadPlan
     from solver_plan.parallelism.plan import ParallelismPlan
 
-    return {"parallelism": ParallelismPlan}
+    return {"parallelism": ParallelismPlan, "offload": OffloadPlan}
 
 
 def read_problem(path: str | Path) -> ProblemDocument:

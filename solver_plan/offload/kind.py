@@ -1,0 +1,22 @@
+"""The offload kind, for the command line and the benchmarks."""
+
+from solver_plan.kinds import Wing
+from solver_plan.offload.check import period_of, violations
+from solver_plan.offload.describe import describe
+from solver_plan.offload.heuristics import RULES
+from solver_plan.offload.plan import OffloadPlan
+from solver_plan.offload.planner import plan_offload
+from solver_plan.offload.problem import OffloadProblem
+from solver_plan.offload.simulate import simulate_text
+
+OFFLOAD = Wing(
+    name="offload",
+    problem_type=OffloadProblem,
+    plan_type=OffloadPlan,
+    heuristics=RULES,
+    planner=plan_offload,
+    checker=violations,
+    evaluator=period_of,
+    describer=describe,
+    simulator=simulate_text,
+)
