@@ -6,9 +6,12 @@ run with another number of threads than before in one process. Here start and co
 and bound are HiGHS's own.
 """
 
+import functools
 import importlib.metadata
 import logging
 import math
+import os
+import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +59,25 @@ class MilpOutcome:
     log: str
 
 
+@functools.cache
+def _swallow_banner() -> None:
+    """Build the first instance of HiGHS with standard output closed off.
+
+    HiGHS 1.16 prints a banner to file descriptor 1 when the first instance of a process is built, before any option
+    can be set; a plan on standard output would begin with it.
+    """
+    sys.stdout.flush()
+    kept = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        highspy.Highs()
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
     """PuLP's interface to HiGHS, with start, constant and interruption."""
 
@@ -68,6 +90,7 @@ class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
         self.lines: list[str] = []
 
     def actualSolve(self, lp: pulp.LpProblem) -> int:
+        _swallow_banner()
         self.createAndConfigureSolver(lp)
         self.buildSolverModel(lp)
         highs: highspy.Highs = lp.solverModel

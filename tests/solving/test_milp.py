@@ -1,5 +1,7 @@
 """HiGHS through PuLP behind one function: starts, bounds, constants, statuses, interruption."""
 
+import subprocess
+import sys
 import threading
 
 import highspy
@@ -180,3 +182,18 @@ def test_duals_that_are_not_optimal_give_a_lower_bound() -> None:
         highs.setSolution(solution)
         if highs.getSolution().dual_valid:
             assert dual_bound(highs) == pytest.approx(bound)
+
+
+def test_the_first_solve_of_a_process_writes_nothing_to_standard_output() -> None:
+    code = (
+        "import pulp\n"
+        "from solver_plan.solving import Budget, Clock, solve_milp\n"
+        "program = pulp.LpProblem('p', pulp.LpMinimize)\n"
+        "x = pulp.LpVariable('x', 0, 5, cat='Integer')\n"
+        "program += x\n"
+        "program += x >= 2.5\n"
+        "solve_milp(program, Clock(Budget()))\n"
+        "print(x.value())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3.0\n"
