@@ -142,8 +142,13 @@ class MixedStages:
         self._limit = problem.cluster.usable_bytes_per_device
         self._state = problem.state_bytes_per_weight_byte
         self._work = work
-        self._paths: dict[tuple[float, int], Floats] = {}
+        self._paths: dict[tuple[float, int], tuple[Integers, Floats]] = {}
         self._flags = 2 if shape.allowed else 1
+
+    @property
+    def operators(self) -> int:
+        """Number of operators of the chain."""
+        return len(self._shape.classes)
 
     @property
     def _states(self) -> int:
@@ -167,25 +172,33 @@ class MixedStages:
 
     # -- lower bound --------------------------------------------------------------------------------------------
 
-    def shortest(self, price: float, behind: int) -> Floats:
-        """Return, shape (operators, operators + 1), the shortest path of every span [a, e) at a price of a byte."""
+    def shortest(self, price: float, behind: int, earliest: Integers) -> Floats:
+        """Return, shape (operators, operators + 1), the shortest path of every span [a, e) at a price of a byte.
+
+        `earliest`, shape (operators,), is the first operator of the longest span that is asked for with each last
+        operator; spans that begin before it are infinite, or left from an earlier call.
+        """
         key = (price, behind)
-        if key not in self._paths:
+        known = self._paths.get(key)
+        if known is None or (known[0] > earliest).any():
             count = len(self._shape.classes)
-            self._work(PASS_COST_S * count * count * self._states**2 / 2)
+            lengths = np.arange(count) + 1 - earliest
+            self._work(PASS_COST_S * float(lengths.sum()) * self._states**2)
             result = np.full((count, count + 1), np.inf)
             value = np.full((count, self._states), np.inf)
             entering = price * (behind + 1) * np.tile(self.options.input_bytes, (self._flags, 1))
             for j in range(count):
                 costs = self._costs(j, price, behind + 1)
-                if j:
-                    before = value[:j]
+                alive = slice(int(earliest[j]), j)
+                if alive.start < j:
+                    before = value[alive]
                     step = (before[:, :, None] + self._transitions(j, price, behind + 1)[None]).min(axis=1)
-                    value[:j] = step + costs
+                    value[alive] = step + costs
                 value[j] = costs + entering[:, j]
-                result[: j + 1, j + 1] = value[: j + 1].min(axis=1)
-            self._paths[key] = result
-        return self._paths[key]
+                result[earliest[j] : j + 1, j + 1] = value[earliest[j] : j + 1].min(axis=1)
+            self._paths[key] = (earliest, result)
+            return result
+        return known[1]
 
     # -- plans --------------------------------------------------------------------------------------------------
 
@@ -319,6 +332,14 @@ class MixedBound:
         self._limit = limit_bytes
 
     @cached_property
+    def _earliest(self) -> Integers:
+        """First operator of the longest span with each last operator, never falling from one to the next."""
+        count = self._stages.operators
+        earliest = np.arange(count)
+        np.minimum.at(earliest, self.spans.end - 1, self.spans.first)
+        return np.minimum.accumulate(earliest[::-1])[::-1]
+
+    @cached_property
     def _least_reserved(self) -> Floats:
         own = self._stages.options
         first, end = self.spans.first, self.spans.end
@@ -334,7 +355,8 @@ class MixedBound:
         room = self._limit - self._least_reserved[index]
         best = np.full(len(index), -np.inf)
         for price in PRICES_MS_PER_BYTE:
-            np.maximum(best, self._stages.shortest(float(price), step)[first, end] - price * room, out=best)
+            path = self._stages.shortest(float(price), step, self._earliest)
+            np.maximum(best, path[first, end] - price * room, out=best)
         return np.asarray(np.maximum(best - self.spans.busy_ms[index], 0.0))
 
     def most_saved_bytes(self, behind: int, index: Integers) -> Floats:

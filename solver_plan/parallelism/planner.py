@@ -44,6 +44,10 @@ log = logging.getLogger(__name__)
 HEURISTICS = ("grid", "aceso")
 EVALUATION_COST_S = 0.002
 """Deterministic seconds that the evaluation of a plan counts."""
+WARM_START_EVALUATIONS = int(__import__("os").environ.get("WS", "2000"))
+"""Stages that Aceso's search may evaluate for a first good plan."""
+MIXED_WARM_START_EVALUATIONS = 20_000
+"""The same where every operator has a layout of its own: there the search is longer, and worth more."""
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
 """While no plan is known: cutoffs tried, as multiples of the work bound."""
 
@@ -122,6 +126,8 @@ class Planner:
                     raise InfeasibleProblemError(shortage)
             sizes = self._sizes()
             try:
+                limit = WARM_START_EVALUATIONS if sizes[0].source.finds_all else MIXED_WARM_START_EVALUATIONS
+                aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer, evaluation_limit=limit)
                 self._coarse(sizes)
                 self._fine(sizes)
                 self._program(sizes)
