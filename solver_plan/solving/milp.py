@@ -122,6 +122,14 @@ class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
 def _run(highs: highspy.Highs, clock: Clock) -> None:
     run_interruptibly(highs.run, highs.cancelSolve, clock)
 
+    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
+        try:
+            found: tuple[int, int] = super().findSolutionValues(lp)
+        except KeyError:
+            # the node limit: PuLP knows no such status; values are assigned by now, status and bound are read below
+            found = pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+        return found
+
 
 def highs_version() -> str:
     """Return the name and version of the solver, for certificates."""
@@ -136,6 +144,7 @@ def solve_milp(
     limit: float | None = None,
     gap_limit: float | None = None,
     integrality: bool = True,
+    node_limit: int | None = None,
 ) -> MilpOutcome:
     """Solve a minimisation within what is left of the budget.
 
@@ -154,6 +163,8 @@ def solve_milp(
         Relative gap to stop at; None: the budget's.
     integrality
         False solves the linear relaxation.
+    node_limit
+        Search at most this many branch-and-bound nodes: a limit that does not depend on the machine.
 
     Raises
     ------
@@ -174,6 +185,7 @@ def solve_milp(
         gapAbs=0.0,
         threads=1 if clock.budget.deterministic else clock.budget.worker_count,
         random_seed=clock.budget.seed,
+        **({} if node_limit is None else {"mip_max_nodes": node_limit}),
     )
     begin = clock.seconds
     with _one_solve_at_a_time:
