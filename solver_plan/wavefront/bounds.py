@@ -261,3 +261,20 @@ def allotment_bound(
         layers = tuple(tuple(float(x.value() or 0.0) for x in each) for each in built.layers)
     value = None if outcome.bound is None else outcome.bound * (1 - FLOATING_POINT_MARGIN)
     return Bound(value_ms=value, source=source, layers=layers)
+
+
+def least_area_allotment(
+    instance: Instance, clock: Clock, stretch: float
+) -> tuple[tuple[float, ...], ...] | None:
+    """Return fractional layers per component and choice of least total area within `stretch` times the relaxation.
+
+    None where the relaxation has no solution.
+    """
+    built = _Program(instance, whole=False)
+    if solve_milp(built.program, clock, gap_limit=0.0, integrality=False).objective is None:
+        return None
+    built.program += built.latest <= float(built.latest.value()) * stretch
+    built.program.setObjective(pulp.lpSum(built.area))
+    if solve_milp(built.program, clock, gap_limit=0.0, integrality=False).objective is None:
+        return None
+    return tuple(tuple(float(x.value() or 0.0) for x in each) for each in built.layers)

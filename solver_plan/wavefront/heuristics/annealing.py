@@ -22,10 +22,14 @@ from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.schedule import Segment
 
 AREA_WEIGHT = 0.9
-START_TEMPERATURE = 0.004
+START_TEMPERATURE = 0.001
 """Of the energy."""
 END_TEMPERATURE = 0.00004
 SNAPSHOT_EVERY = 8
+COMPOUND = 0.4
+NEAR = 16
+LATE_WEIGHT = 0.1
+DUE = 0.98
 MOST_SEGMENTS = 4
 """Of a component; a move splits no further. Starts may have more."""
 SECONDS_PER_STEP = 6e-6
@@ -51,7 +55,8 @@ class _State:
         self.counts = [0] * len(instance.layers)
         for segment in segments:
             self.counts[segment.component] += 1
-        self.snapshots: list[tuple[list[float], list[float], list[int], float]] = []
+        self.found = self.due = 0.0
+        self.snapshots: list[tuple[list[float], list[float], list[int], float, float]] = []
 
     def operation(self, component: int, layers: int, choice: int) -> Operation:
         devices, layer_ms = self.table[component][choice]
@@ -78,7 +83,7 @@ def decode(
     operations: list[Operation],
     first: int,
     limit: float,
-    keep: list[tuple[list[float], list[float], list[int], float]],
+    keep: list[tuple[list[float], list[float], list[int], float, float]],
 ) -> tuple[float, int]:
     """Return the makespan of a list, infinite once it exceeds `limit`, and the number of segments decoded.
 
@@ -89,17 +94,19 @@ def decode(
     total = instance.layers
     block = first // SNAPSHOT_EVERY
     if block < len(state.snapshots):
-        free0, ready0, left0, makespan = state.snapshots[block]
+        free0, ready0, left0, makespan, late = state.snapshots[block]
         free, ready, left = free0[:], ready0[:], left0[:]
         keep.extend(state.snapshots[:block])
     else:
         block = 0
         free, ready, left, makespan = [0.0] * instance.devices, [0.0] * len(total), list(total), 0.0
+        late = 0.0
     begin = block * SNAPSHOT_EVERY
     place = begin
+    due = state.due
     for place in range(begin, len(operations)):
         if place % SNAPSHOT_EVERY == 0:
-            keep.append((free[:], ready[:], left[:], makespan))
+            keep.append((free[:], ready[:], left[:], makespan, late))
         component, devices, duration, layers, _, tail = operations[place]
         start = ready[component]
         available = free[devices - 1]
@@ -118,9 +125,12 @@ def decode(
             for after in successors[component]:
                 if ready[after] < end:
                     ready[after] = end
+            if end + tail > due:
+                late += end + tail - due
         if end > makespan:
             makespan = end
-    return makespan, place - begin + 1
+    state.found = makespan
+    return makespan + LATE_WEIGHT * late, place - begin + 1
 
 
 def anneal(
@@ -153,7 +163,8 @@ def anneal(
     """
     rng = random.Random(seed)
     state = _State(instance, start)
-    keep: list[tuple[list[float], list[float], list[int], float]] = []
+    keep: list[tuple[list[float], list[float], list[int], float, float]] = []
+    state.due = math.inf
     makespan, _ = decode(state, state.list, 0, math.inf, keep)
     state.snapshots = keep
     weight = AREA_WEIGHT / instance.devices
@@ -170,6 +181,11 @@ def anneal(
             break
         temperature = energy * start_temperature * math.exp(cooling * progress)
         decoded = 0
+        state.due = DUE * best_makespan
+        keep = []
+        makespan, _ = decode(state, state.list, 0, math.inf, keep)
+        state.snapshots = keep
+        energy = makespan + weight * area
         for _ in range(STEPS_PER_LOOK):
             moved = _move(state, rng)
             if moved is None:
@@ -187,8 +203,8 @@ def anneal(
             energy = makespan + weight * area
             if counted is not None:
                 state.counts[counted[0]] += counted[1]
-            if makespan < best_makespan - 1e-9:
-                best, best_makespan = state.segments(), makespan
+            if state.found < best_makespan - 1e-9:
+                best, best_makespan = state.segments(), state.found
         clock.spend(SECONDS_PER_STEP * STEPS_PER_LOOK + SECONDS_PER_SEGMENT * decoded)
         if on_better is not None and best_makespan < told:
             told = best_makespan
@@ -201,23 +217,38 @@ Move = tuple[list[Operation], int, float, tuple[int, int] | None]
 
 
 def _move(state: _State, rng: random.Random) -> Move | None:
-    """Return a random neighbour, None where the draw fits nothing."""
-    kind = rng.random()
+    """Return a random neighbour, None where the draw fits nothing; a third of them change two places at once."""
     place = int(rng.random() * len(state.list))
+    moved = _one_move(state, state.list, rng, place)
+    if moved is None or rng.random() >= COMPOUND:
+        return moved
+    operations, first, change, counted = moved
+    if counted is not None:
+        return moved
+    near = place + int((rng.random() - 0.5) * NEAR)
+    if not 0 <= near < len(operations):
+        return moved
+    again = _one_move(state, operations, rng, near)
+    if again is None:
+        return moved
+    return again[0], min(first, again[1]), change + again[2], again[3]
+
+
+def _one_move(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
+    kind = rng.random()
     if kind < 0.35:
-        return _reorder(state, rng, place)
+        return _reorder(state, operations, rng, place)
     if kind < 0.6:
-        return _change_choice(state, rng, place)
+        return _change_choice(state, operations, rng, place)
     if kind < 0.8:
-        return _shift_layers(state, rng, place)
+        return _shift_layers(state, operations, rng, place)
     if kind < 0.9:
-        return _split(state, rng, place)
-    return _merge(state, rng, place)
+        return _split(state, operations, rng, place)
+    return _merge(state, operations, rng, place)
 
 
-def _reorder(state: _State, rng: random.Random, place: int) -> Move | None:
+def _reorder(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
     """Move a segment within what precedence allows."""
-    operations = state.list
     one = operations[place]
     component = one[0]
     # mostly near, sometimes far
@@ -248,51 +279,51 @@ def _reorder(state: _State, rng: random.Random, place: int) -> Move | None:
     return changed, min(place, target), 0.0, None
 
 
-def _change_choice(state: _State, rng: random.Random, place: int) -> Move | None:
-    component, devices, duration, layers, choice, _ = state.list[place]
+def _change_choice(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
+    component, devices, duration, layers, choice, _ = operations[place]
     count = len(state.table[component])
     step = 1 if rng.random() < 0.7 else 2
     other = choice + step if rng.random() < 0.5 else choice - step
     if not 0 <= other < count:
         return None
-    changed = state.list[:]
+    changed = operations[:]
     new = changed[place] = state.operation(component, layers, other)
     return changed, place, new[1] * new[2] - devices * duration, None
 
 
-def _next_of(state: _State, place: int) -> int | None:
+def _next_of(operations: list[Operation], place: int) -> int | None:
     """Return the place of the next segment of the same component."""
-    component = state.list[place][0]
-    for other in range(place + 1, len(state.list)):
-        if state.list[other][0] == component:
+    component = operations[place][0]
+    for other in range(place + 1, len(operations)):
+        if operations[other][0] == component:
             return other
     return None
 
 
-def _shift_layers(state: _State, rng: random.Random, place: int) -> Move | None:
+def _shift_layers(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
     """Move layers between two segments of a component."""
-    one = state.list[place]
+    one = operations[place]
     if state.counts[one[0]] < 2:
         return None
-    after = _next_of(state, place)
+    after = _next_of(operations, place)
     if after is None:
         return None
-    two = state.list[after]
+    two = operations[after]
     most = 1 + int(rng.random() ** 2 * (one[3] + two[3]))
     shift = most if rng.random() < 0.5 else -most
     layers = one[3] + shift
     if not 0 < layers < one[3] + two[3]:
         return None
-    changed = state.list[:]
+    changed = operations[:]
     first = changed[place] = state.operation(one[0], layers, one[4])
     second = changed[after] = state.operation(one[0], one[3] + two[3] - layers, two[4])
     change = first[1] * first[2] + second[1] * second[2] - one[1] * one[2] - two[1] * two[2]
     return changed, place, change, None
 
 
-def _split(state: _State, rng: random.Random, place: int) -> Move | None:
+def _split(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
     """Cut a segment in two, one of them on another number of devices."""
-    component, devices, duration, layers, choice, _ = state.list[place]
+    component, devices, duration, layers, choice, _ = operations[place]
     if layers < 2 or state.counts[component] >= MOST_SEGMENTS:
         return None
     other = choice + (1 if rng.random() < 0.5 else -1)
@@ -302,24 +333,24 @@ def _split(state: _State, rng: random.Random, place: int) -> Move | None:
     choices = (choice, other) if rng.random() < 0.5 else (other, choice)
     first = state.operation(component, cut, choices[0])
     second = state.operation(component, layers - cut, choices[1])
-    changed = state.list[:]
+    changed = operations[:]
     changed[place] = first
     changed.insert(place + 1, second)
     change = first[1] * first[2] + second[1] * second[2] - devices * duration
     return changed, place, change, (component, 1)
 
 
-def _merge(state: _State, rng: random.Random, place: int) -> Move | None:
+def _merge(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
     """Join two segments of a component, at the place and in the mode of either."""
-    one = state.list[place]
+    one = operations[place]
     if state.counts[one[0]] < 2:
         return None
-    after = _next_of(state, place)
+    after = _next_of(operations, place)
     if after is None:
         return None
-    two = state.list[after]
+    two = operations[after]
     joined = state.operation(one[0], one[3] + two[3], one[4] if rng.random() < 0.5 else two[4])
-    changed = state.list[:]
+    changed = operations[:]
     if rng.random() < 0.5:
         changed[place] = joined
         del changed[after]
