@@ -60,9 +60,7 @@ def closed_form_bound(instance: Instance) -> float:
 
 def least_area(instance: Instance, component: int) -> float:
     """Return the least devices times ms that a component takes."""
-    return instance.layers[component] * min(
-        choice.devices * choice.layer_ms for choice in instance.choices[component]
-    )
+    return instance.layers[component] * min(choice.devices * choice.layer_ms for choice in instance.choices[component])
 
 
 def heads_and_tails(instance: Instance) -> tuple[list[float], list[float]]:
@@ -96,10 +94,7 @@ class _Program:
         self.program = pulp.LpProblem(PROGRAM, pulp.LpMinimize)
         kind = pulp.LpInteger if whole else pulp.LpContinuous
         self.layers = [
-            [
-                pulp.LpVariable(f"x_{c}_{k}", 0, instance.layers[c], kind)
-                for k in range(len(instance.choices[c]))
-            ]
+            [pulp.LpVariable(f"x_{c}_{k}", 0, instance.layers[c], kind) for k in range(len(instance.choices[c]))]
             for c in instance.components
         ]
         self.latest = pulp.LpVariable("C", 0)
@@ -108,9 +103,7 @@ class _Program:
         for c in instance.components:
             self.program += pulp.lpSum(self.layers[c]) == instance.layers[c]
         self.time = [
-            pulp.LpAffineExpression(
-                [(x, k.layer_ms) for x, k in zip(self.layers[c], instance.choices[c], strict=True)]
-            )
+            pulp.LpAffineExpression([(x, k.layer_ms) for x, k in zip(self.layers[c], instance.choices[c], strict=True)])
             for c in instance.components
         ]
         self.area = []
@@ -250,9 +243,7 @@ def allotment_bound(
         Search at most this many nodes: a limit that does not depend on the machine.
     """
     built = _Program(instance, whole)
-    outcome = solve_milp(
-        built.program, clock, limit=limit, gap_limit=1e-6, integrality=whole, node_limit=node_limit
-    )
+    outcome = solve_milp(built.program, clock, limit=limit, gap_limit=1e-6, integrality=whole, node_limit=node_limit)
     source = f"{'milp' if whole else 'lp'}:{PROGRAM}"
     if outcome.status == "infeasible":
         return Bound(value_ms=None, source=source, layers=None, infeasible=True)
@@ -263,9 +254,7 @@ def allotment_bound(
     return Bound(value_ms=value, source=source, layers=layers)
 
 
-def least_area_allotment(
-    instance: Instance, clock: Clock, stretch: float
-) -> tuple[tuple[float, ...], ...] | None:
+def least_area_allotment(instance: Instance, clock: Clock, stretch: float) -> tuple[tuple[float, ...], ...] | None:
     """Return fractional layers per component and choice of least total area within `stretch` times the relaxation.
 
     None where the relaxation has no solution.

@@ -4,6 +4,7 @@ The rules are those of `documents.md`: every layer in exactly one slice, modes t
 transfers, one slice at a time on a device, memory, and the numbers that the plan claims.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -90,7 +91,7 @@ def slices_of(slices: Iterable[Slice]) -> dict[str, list[int]]:
 def dependencies_of(problem: WavefrontProblem, slices: tuple[Slice, ...]) -> list[Dependency]:
     """Return which slice waits for which in the forward, with transfer delays; the backward is the reverse."""
     of = slices_of(slices)
-    pairs = [pair for indices in of.values() for pair in zip(indices, indices[1:], strict=False)]
+    pairs = [pair for indices in of.values() for pair in itertools.pairwise(indices)]
     pairs += [(of[before][-1], of[after][0]) for before, after in problem.edges]
     return [
         Dependency(
@@ -147,10 +148,14 @@ def _coverage(problem: WavefrontProblem, slices: tuple[Slice, ...]) -> list[str]
             first, end = slices[index].layers
             if first != at:
                 what = "again" if first < at else "no slice for some layers before it"
-                found.append(f"slices[{index}].layers: found [{first}, {end}), {what}; {component.name} goes on at {at}")
+                found.append(
+                    f"slices[{index}].layers: found [{first}, {end}), {what}; {component.name} goes on at {at}"
+                )
             at = max(at, end)
         if at < component.layers:
-            found.append(f"{component.name}: found no slice for layers [{at}, {component.layers}); each layer runs once")
+            found.append(
+                f"{component.name}: found no slice for layers [{at}, {component.layers}); each layer runs once"
+            )
     return found
 
 
@@ -162,7 +167,9 @@ def _durations(problem: WavefrontProblem, slices: tuple[Slice, ...]) -> list[str
         for what, start_ms, end_ms, layer_ms in _spans(piece, choice):
             right = layer_ms * (piece.layers[1] - piece.layers[0])
             if abs(end_ms - start_ms - right) > _tolerance(end_ms):
-                found.append(f"slices[{index}]: {what} takes {end_ms - start_ms:.9g} ms; its layers take {right:.9g} ms")
+                found.append(
+                    f"slices[{index}]: {what} takes {end_ms - start_ms:.9g} ms; its layers take {right:.9g} ms"
+                )
     return found
 
 
@@ -267,7 +274,9 @@ def _claims(plan: WavefrontPlan, predicted: Predicted) -> list[str]:
         claim("certificate.objective", plan.certificate.objective, predicted.makespan_ms)
         bound = plan.certificate.bound
         if bound is not None and bound > predicted.makespan_ms * (1 + CLAIM_TOLERANCE):
-            found.append(f"certificate.bound: found {bound:.9g}; no bound is above the plan's {predicted.makespan_ms:.9g}")
+            found.append(
+                f"certificate.bound: found {bound:.9g}; no bound is above the plan's {predicted.makespan_ms:.9g}"
+            )
     return found
 
 

@@ -21,7 +21,7 @@ from solver_plan.wavefront.heuristics.spindle import SETTINGS, spindle_waves
 from solver_plan.wavefront.instance import Instance, instance_of
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
-from solver_plan.wavefront.schedule import Segment, plan_of, segments_of, earliest_times, with_devices
+from solver_plan.wavefront.schedule import Segment, plan_of, with_devices
 
 log = logging.getLogger(__name__)
 HEURISTICS = ("sequential", "task-groups", "spindle", "annealing")

@@ -5,11 +5,10 @@ Field names follow `documents.md`; what is added is marked *added*.
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from annotated_types import Gt, Le, Len
 from pydantic import StringConstraints, model_validator
-from typing_extensions import Self
 
 from solver_plan.documents import Bytes, Count, Milliseconds, Name, PerSecond, ProblemDocument, document, fail
 from solver_plan.documents.fields import LARGEST_NUMBER

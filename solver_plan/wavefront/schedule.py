@@ -4,6 +4,7 @@ Every plan is the earliest plan of its own order: moving each piece of work as e
 and its transfers allow never makes it longer (semi-active schedules).
 """
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def _waits(instance: Instance, runs: Sequence[Run]) -> list[list[tuple[int, floa
 
     waits: list[list[tuple[int, float]]] = [[] for _ in runs]
     for component, indices in enumerate(of):
-        for before, after in zip(indices, indices[1:], strict=False):
+        for before, after in itertools.pairwise(indices):
             waits[after].append((before, delay(before, after)))
         for predecessor in instance.predecessors[component]:
             before = of[predecessor][-1]
@@ -218,6 +219,5 @@ def segments_of(schedule: Schedule, times: Sequence[tuple[float, float]]) -> lis
     """Return the runs as segments in the order in which they start."""
     by_start = sorted(range(len(schedule.runs)), key=lambda index: (times[index], index))
     return [
-        Segment(run.component, run.end - run.first, run.choice)
-        for run in (schedule.runs[index] for index in by_start)
+        Segment(run.component, run.end - run.first, run.choice) for run in (schedule.runs[index] for index in by_start)
     ]

@@ -44,9 +44,7 @@ def _whole(layers: int, fractions: Sequence[float]) -> list[tuple[int, int]]:
 
 def list_schedule(instance: Instance, allotment: Allotment, wide_first: bool) -> tuple[float, list[Segment]]:
     """Start, event by event, whatever is ready and fits, by the longest path that remains (or the widest first)."""
-    times = [
-        sum(count * instance.choices[c][k].layer_ms for k, count in allotment[c]) for c in instance.components
-    ]
+    times = [sum(count * instance.choices[c][k].layer_ms for k, count in allotment[c]) for c in instance.components]
     remaining = [0.0] * len(times)
     for c in reversed(instance.topological):
         remaining[c] = times[c] + max((remaining[after] for after in instance.successors[c]), default=0.0)

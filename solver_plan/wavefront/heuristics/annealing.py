@@ -48,9 +48,7 @@ class _State:
     def __init__(self, instance: Instance, segments: Sequence[Segment]) -> None:
         self.instance = instance
         self.tails = tails_of(instance)
-        self.table = [
-            [(choice.devices, choice.layer_ms) for choice in choices] for choices in instance.choices
-        ]
+        self.table = [[(choice.devices, choice.layer_ms) for choice in choices] for choices in instance.choices]
         self.list: list[Operation] = [self.operation(s.component, s.layers, s.choice) for s in segments]
         self.counts = [0] * len(instance.layers)
         for segment in segments:

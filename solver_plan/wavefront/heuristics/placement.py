@@ -177,6 +177,4 @@ def _candidates(
         fullest = max(held.bytes[device] + added[device] for device in devices)
         return moved + (1e-9 if changed else 0.0), state, not cluster.in_one_node(devices), fullest, devices
 
-    return [
-        Run(run.component, run.first, run.end, run.choice, devices) for devices in sorted(sets, key=cost)
-    ]
+    return [Run(run.component, run.first, run.end, run.choice, devices) for devices in sorted(sets, key=cost)]
