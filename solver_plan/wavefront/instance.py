@@ -17,7 +17,7 @@ class Instance:
     two_phases: bool
     layers: tuple[int, ...]
     choices: tuple[tuple[Choice, ...], ...]
-    """Ways to run a layer of each component, fewest devices first; dominated ones are left out where only time counts."""
+    """Ways to run a layer of each component, fewest devices first; without dominated ones where only time counts."""
     predecessors: tuple[tuple[int, ...], ...]
     successors: tuple[tuple[int, ...], ...]
     topological: tuple[int, ...]

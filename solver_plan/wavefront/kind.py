@@ -23,6 +23,12 @@ def _check(problem: WavefrontProblem, plan: WavefrontPlan) -> tuple[str, ...]:
     return check(problem, plan) or refuted_bound(problem, plan)
 
 
+def _evaluate(problem: WavefrontProblem, plan: WavefrontPlan) -> float:
+    from solver_plan.wavefront.check import evaluate
+
+    return evaluate(problem, plan)
+
+
 def _describe(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
     from solver_plan.wavefront.describe import describe
 
@@ -42,6 +48,7 @@ WAVEFRONT = Wing(
     heuristics=HEURISTICS,
     planner=_plan,
     checker=_check,
+    evaluator=_evaluate,
     describer=_describe,
     simulator=_simulate,
 )

@@ -45,7 +45,10 @@ class Simulation:
 
 
 def simulate(problem: WavefrontProblem, plan: WavefrontPlan) -> Simulation:
-    """Play a plan. Raises `InvalidPlanError` if its slices make no sense or its devices wait for one another for ever."""
+    """Play a plan.
+
+    Raises `InvalidPlanError` if its slices make no sense, or its devices wait for one another for ever.
+    """
     found = examine(problem, plan)
     if found.predicted is None:
         raise InvalidPlanError(found.violations)

@@ -5,8 +5,9 @@ starts as early as its predecessors and the number of free devices allow, on the
 fit), so the early ones stay for later segments. Every plan is the decoding of its own segments in order of start, so
 the best plan is among the states.
 
-Energy: makespan + AREA_WEIGHT * total area / devices. The area (devices times time) is what the makespan cannot fall
-below, and moves that save area open room that later moves use; without the penalty the search stalls early.
+Energy: makespan + AREA_WEIGHT * total area / devices + delays beyond a due time a little below the best makespan. The
+area (devices times time) is what the makespan cannot fall below, and moves that save area open room that later moves
+use; without the penalty the search stalls early.
 
 Speed: decoding resumes from a snapshot before the first changed segment and stops as soon as the makespan exceeds what
 would be accepted (the random threshold is drawn first).
@@ -22,14 +23,20 @@ from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.schedule import Segment
 
 AREA_WEIGHT = 0.9
-START_TEMPERATURE = 0.001
+START_TEMPERATURE = 0.003
 """Of the energy."""
+LARGE = 30
+"""Components beyond which the start temperature falls: a large graph is disturbed as a whole by every hot move."""
 END_TEMPERATURE = 0.00004
 SNAPSHOT_EVERY = 8
-COMPOUND = 0.4
+COMPOUND = 0.3
+"""Share of moves that change two places at once."""
 NEAR = 16
-LATE_WEIGHT = 0.1
-DUE = 0.98
+"""How far apart the two are, at most, in the list."""
+LATE_WEIGHT = 0.3
+DUE = 0.97
+"""Each component that cannot end in time for DUE times the best makespan costs LATE_WEIGHT times its delay: the
+makespan alone does not tell a list with one late component from one with many."""
 MOST_SEGMENTS = 4
 """Of a component; a move splits no further. Starts may have more."""
 SECONDS_PER_STEP = 6e-6
@@ -138,7 +145,7 @@ def anneal(
     share: float,
     seed: int,
     on_better: Callable[[list[Segment], float], None] | None = None,
-    start_temperature: float = START_TEMPERATURE,
+    heat: float = 1.0,
 ) -> tuple[list[Segment], float]:
     """Improve a list of segments for a share of the budget; returns the best list and its makespan.
 
@@ -156,8 +163,8 @@ def anneal(
         Seeds the random moves.
     on_better
         Told of the best list so far, at looks at the clock.
-    start_temperature
-        Fraction of the energy.
+    heat
+        Scales the start temperature: below 1 to improve a good list without losing it.
     """
     rng = random.Random(seed)
     state = _State(instance, start)
@@ -171,13 +178,14 @@ def anneal(
     best, best_makespan, told = state.segments(), makespan, makespan
     share = min(share, clock.remaining)
     end_at = clock.remaining - share
-    cooling = math.log(END_TEMPERATURE / start_temperature)
+    hot = heat * START_TEMPERATURE * min(1.0, LARGE / len(instance.layers))
+    cooling = math.log(END_TEMPERATURE / hot)
     log, uniform = math.log, rng.random
     while share > 0:
         progress = 1 - (clock.remaining - end_at) / share
         if progress >= 1 or clock.expired:
             break
-        temperature = energy * start_temperature * math.exp(cooling * progress)
+        temperature = energy * hot * math.exp(cooling * progress)
         decoded = 0
         state.due = DUE * best_makespan
         keep = []

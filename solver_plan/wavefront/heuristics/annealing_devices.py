@@ -32,7 +32,7 @@ SECONDS_PER_DEVICE = 1e-7
 Part = tuple[int, int, tuple[int, ...], int]
 """(layers, choice, devices, their node or -1)."""
 Token = int
-"""Component c forward: c; its backward: -1 - c. The k-th forward of c is its k-th part, the k-th backward its k-th last."""
+"""Component c forward: c; its backward: -1 - c. The k-th forward of c is part k, the k-th backward the k-th last part."""
 Holding = tuple[list[float], list[float]]
 """Bytes and reduction ms on each device, of one set of weights."""
 
@@ -221,12 +221,13 @@ def anneal_devices(
     share: float,
     seed: int,
     on_better: Callable[[Schedule, float], None] | None = None,
-    start_temperature: float = START_TEMPERATURE,
+    heat: float = 1.0,
 ) -> tuple[Schedule, float, float]:
     """Improve a schedule for a share of the budget.
 
     Returns the best schedule, its objective and the bytes by which it breaks the memory, summed over the devices: 0
-    where a schedule that keeps it was found. `on_better` is told of schedules that keep it.
+    where a schedule that keeps it was found. `on_better` is told of schedules that keep it; `heat` scales the start
+    temperature.
     """
     rng = random.Random(seed)
     state = _State(instance, start)
@@ -254,12 +255,13 @@ def anneal_devices(
     best_parts, best_order, told = [list(each) for each in parts], order[:], best
     share = min(share, clock.remaining)
     end_at = clock.remaining - share
-    cooling = math.log(END_TEMPERATURE / start_temperature)
+    hot = heat * START_TEMPERATURE
+    cooling = math.log(END_TEMPERATURE / hot)
     while share > 0:
         progress = 1 - (clock.remaining - end_at) / share
         if progress >= 1 or clock.expired:
             break
-        temperature = (best[1] if best[0] == 0 else energy) * start_temperature * math.exp(cooling * progress)
+        temperature = (best[1] if best[0] == 0 else energy) * hot * math.exp(cooling * progress)
         work = width = 0
         for _ in range(STEPS_PER_LOOK):
             moved = _move(state, parts, order, rng)

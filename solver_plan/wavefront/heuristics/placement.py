@@ -32,7 +32,7 @@ class _Held:
         choice = instance.choices[run.component][run.choice]
         key = instance.parameters[run.component]
         held = self.layers[device]
-        state = sum(max(0, choice.state_bytes - held.get((key, l), 0)) for l in range(run.first, run.end))
+        state = sum(max(0, choice.state_bytes - held.get((key, layer), 0)) for layer in range(run.first, run.end))
         return state + choice.activation_bytes * (run.end - run.first)
 
     def put(self, instance: Instance, run: Run) -> list[tuple[int, float, dict[tuple[int, int], int]]]:
@@ -42,7 +42,7 @@ class _Held:
         key = instance.parameters[run.component]
         for device in run.devices:
             held = self.layers[device]
-            before = {(key, l): held.get((key, l), 0) for l in range(run.first, run.end)}
+            before = {(key, layer): held.get((key, layer), 0) for layer in range(run.first, run.end)}
             undo.append((device, self.bytes[device], before))
             self.bytes[device] += self.added(instance, run, device)
             for place, state in before.items():

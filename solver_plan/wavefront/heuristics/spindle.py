@@ -22,6 +22,9 @@ from solver_plan.wavefront.schedule import Segment
 LevelRule = Literal["depth", "late"]
 SortRule = Literal["bigN_bigT", "bigN_smallT", "smallN", "smallT"]
 ExtendRule = Literal["work", "time"]
+LEVEL_RULES: tuple[LevelRule, ...] = ("depth", "late")
+SORT_RULES: tuple[SortRule, ...] = ("bigN_bigT", "bigN_smallT", "smallN", "smallT")
+EXTEND_RULES: tuple[ExtendRule, ...] = ("work", "time")
 BISECTION_STEPS = 60
 
 
@@ -41,9 +44,7 @@ class Setting:
 
 SETTINGS = tuple(
     Setting(levels=levels, sort=sort, extend=extend)
-    for levels, sort, extend in product(
-        ("depth", "late"), ("bigN_bigT", "bigN_smallT", "smallN", "smallT"), ("work", "time")
-    )
+    for levels, sort, extend in product(LEVEL_RULES, SORT_RULES, EXTEND_RULES)
 )
 """All settings with extension on."""
 
@@ -165,7 +166,7 @@ def _rounded(instance: Instance, level: list[int]) -> list[_Tuple]:
         on_high = round((n - n1) / (n2 - n1) * length_ms / times[high].layer_ms)
         on_high = min(layers, on_high)
         on_low = layers - on_high
-        found += [_Tuple(component, choice, l) for choice, l in ((high, on_high), (low, on_low)) if l > 0]
+        found += [_Tuple(component, choice, count) for choice, count in ((high, on_high), (low, on_low)) if count > 0]
     return found
 
 
