@@ -13,6 +13,7 @@ from solver_plan.errors import InfeasibleProblemError
 from solver_plan.solving import Clock
 from solver_plan.solving.cp_sat import solve_cp_sat
 from solver_plan.wavefront.instance import Instance
+from solver_plan.wavefront.schedule import Run, Schedule, in_list_order
 
 MOST_PLACEMENTS = 20_000
 """Variables of the program, beyond which it is not tried."""
@@ -66,16 +67,23 @@ class LeastMemory:
     device: int
     holds: tuple[tuple[int, str], ...]
     """(bytes, component) on that device."""
+    schedule: Schedule
+    """The placement, one layer after another: a plan, if the memory is that large."""
 
 
-def explain_no_plan(instance: Instance, clock: Clock, limit: float) -> None:
-    """Raise `InfeasibleProblemError` if the memory is proven too small for any plan; return if that is not proven."""
+def place_or_explain(instance: Instance, clock: Clock, limit: float) -> Schedule | None:
+    """Return a schedule that needs little memory, None if none was found in time.
+
+    Raises `InfeasibleProblemError` if the memory is proven too small for any plan.
+    """
     room = instance.memory_limit
     if room is None:
-        return
+        return None
     least = least_memory(instance, clock, limit)
-    if least is None or not least.proven or least.bytes_per_device <= room + sum(instance.layers):
-        return
+    if least is None:
+        return None
+    if not least.proven or least.bytes_per_device <= room + sum(instance.layers):
+        return least.schedule
     held = ", ".join(f"{name} {_size(size)}" for size, name in least.holds[:MOST_NAMED])
     raise InfeasibleProblemError(
         f"memory: however slices are placed, device {least.device} or another holds at least "
@@ -128,10 +136,14 @@ def least_memory(instance: Instance, clock: Clock, limit: float) -> LeastMemory 
     if outcome.values is None or outcome.bound is None:
         return None
     on_device: list[dict[str, int]] = [{} for _ in devices]
+    placed: dict[tuple[int, int], Run] = {}
     counted: set[tuple[int, int, int]] = set()
     for component, layer, on in runs:
         name = instance.problem.components[component].name
-        for choice, used in zip(instance.choices[component], on, strict=True):
+        for index, (choice, used) in enumerate(zip(instance.choices[component], on, strict=True)):
+            chosen_devices = tuple(device for device in devices if outcome.values(used[device]))
+            if chosen_devices:
+                placed[component, layer] = Run(component, layer, layer + 1, index, chosen_devices)
             for device in devices:
                 if outcome.values(used[device]):
                     place = instance.parameters[component], layer, device
@@ -141,7 +153,14 @@ def least_memory(instance: Instance, clock: Clock, limit: float) -> LeastMemory 
                     here[name] = here.get(name, 0) + state + int(choice.activation_bytes)
     fullest = max(devices, key=lambda device: sum(on_device[device].values()))
     holds = sorted(((size, name) for name, size in on_device[fullest].items()), reverse=True)
-    return LeastMemory(outcome.bound * unit, outcome.status == "optimal", fullest, tuple(holds))
+    in_order = [placed[c, layer] for c in instance.topological for layer in range(instance.layers[c])]
+    return LeastMemory(
+        bytes_per_device=outcome.bound * unit,
+        proven=outcome.status == "optimal",
+        device=fullest,
+        holds=tuple(holds),
+        schedule=in_list_order(instance, in_order),
+    )
 
 
 def _size(size_bytes: float) -> str:

@@ -18,7 +18,7 @@ from solver_plan.wavefront.heuristics.allotted import allotted_lists
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
 from solver_plan.wavefront.heuristics.placement import place_waves
 from solver_plan.wavefront.heuristics.spindle import SETTINGS, Wave, spindle_waves
-from solver_plan.wavefront.infeasible import explain_no_plan, refuse_what_cannot_fit
+from solver_plan.wavefront.infeasible import place_or_explain, refuse_what_cannot_fit
 from solver_plan.wavefront.instance import Instance, instance_of
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
@@ -112,12 +112,14 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
     else:
         search = CapacitySearch(instance, clock, incumbent, offer, [each for _, each in starts])
     search.first(min(1.0, total * 0.1))
+    if incumbent.plan is None and isinstance(search, DeviceSearch):
+        placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
+        if placement is not None:
+            search.add_start(placement)
     whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
     if whole.value_ms is not None:
         incumbent.raise_bound(whole.value_ms, whole.source)
     search.improve(use_solver=heuristic is None)
-    if incumbent.plan is None and not clock.interrupted:
-        explain_no_plan(instance, clock, max(clock.remaining, total * EXPLAIN_SHARE))
     return False
 
 

@@ -175,6 +175,15 @@ def _merged(slices: Sequence[Slice]) -> list[Slice]:
     return kept
 
 
+def in_list_order(instance: Instance, runs: Sequence[Run]) -> Schedule:
+    """Return the schedule that starts runs in list order, and in two phases their backward in the reverse order."""
+    count = len(runs)
+    order = tuple(range(count))
+    if instance.two_phases:
+        order = (*order, *(count + index for index in reversed(range(count))))
+    return Schedule(tuple(runs), order)
+
+
 def with_devices(instance: Instance, segments: Sequence[Segment]) -> Schedule:
     """Choose devices for segments in list order.
 
@@ -208,11 +217,7 @@ def with_devices(instance: Instance, segments: Sequence[Segment]) -> Schedule:
         if next_layer[component] == instance.layers[component]:
             for after in instance.successors[component]:
                 ready[after] = max(ready[after], end)
-    count = len(runs)
-    order = tuple(range(count))
-    if instance.two_phases:
-        order = (*order, *(count + index for index in reversed(range(count))))
-    return Schedule(tuple(runs), order)
+    return in_list_order(instance, runs)
 
 
 def segments_of(schedule: Schedule, times: Sequence[tuple[float, float]]) -> list[Segment]:

@@ -33,9 +33,12 @@ WHOLE_SHARE = 0.75
 ANNEALING_SHARE = 0.85
 """Of what is left, for annealing, where the problem is not solved whole."""
 ROUND_SHARE = 0.12
-"""Of the annealing's time, for a round from a fresh start."""
+"""Of the annealing's time, for a round."""
 FRESH_ROUNDS = 5
 """Rounds from fresh starts, before the best is improved from where it is."""
+DEVICE_ROUND_SHARE = 0.2
+DEVICE_FRESH_ROUNDS = 3
+"""The same where device sets matter: slower, so fewer and longer rounds."""
 REHEAT = 0.3
 """Start temperature of later rounds, relative to the first."""
 NEIGHBOURHOOD_LIMIT = 0.5
@@ -52,6 +55,8 @@ class _Search(ABC):
         self.incumbent = incumbent
         self.offer = offer
         self.rng = random.Random(clock.budget.seed)
+
+    round_share: float = ROUND_SHARE
 
     @abstractmethod
     def first(self, share: float) -> None:
@@ -84,7 +89,7 @@ class _Search(ABC):
         end_at = clock.remaining - share
         number = 0
         while not self.done and clock.remaining > end_at + 1e-3:
-            self.anneal_round(number, min(share * ROUND_SHARE, clock.remaining - end_at))
+            self.anneal_round(number, min(share * self.round_share, clock.remaining - end_at))
             number += 1
         log.info("annealing: %s after %d rounds", self.incumbent.objective, number)
         if use_solver:
@@ -216,6 +221,8 @@ class CapacitySearch(_Search):
 class DeviceSearch(_Search):
     """Where it matters which devices run a slice."""
 
+    round_share = DEVICE_ROUND_SHARE
+
     def __init__(
         self,
         instance: Instance,
@@ -234,6 +241,13 @@ class DeviceSearch(_Search):
         for number, start in enumerate(self.starts):
             self._anneal(start, share / len(self.starts), self.clock.budget.seed + number, 1.0)
 
+    def add_start(self, start: Schedule) -> None:
+        """Begin from one more schedule, before the others."""
+        self.starts = [start, *self.starts]
+        if self.offer(start, "heuristic:least-memory"):
+            assert self.incumbent.objective is not None
+            self.best = 0.0, self.incumbent.objective, start
+
     def _anneal(self, start: Schedule, share: float, seed: int, heat: float) -> None:
         schedule, objective, excess = anneal_devices(
             self.instance, start, self.clock, share, seed, self._tell, heat=heat
@@ -250,9 +264,10 @@ class DeviceSearch(_Search):
     def anneal_round(self, number: int, share: float) -> None:
         """Anneal from the next start, or after some rounds from the best."""
         assert self.best is not None
-        fresh = number < FRESH_ROUNDS
+        fresh = number < DEVICE_FRESH_ROUNDS
         start = self.starts[number % len(self.starts)] if fresh else self.best[2]
-        self._anneal(start, share, self.clock.budget.seed + 100 + number, 1.0 if fresh else REHEAT)
+        heat = REHEAT if number > DEVICE_FRESH_ROUNDS else 1.0
+        self._anneal(start, share, self.clock.budget.seed + 100 + number, heat)
 
     def _tell(self, schedule: Schedule, objective: float) -> None:
         self._take(schedule, objective, 0.0)

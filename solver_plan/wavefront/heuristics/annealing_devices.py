@@ -32,7 +32,7 @@ SECONDS_PER_DEVICE = 1e-7
 Part = tuple[int, int, tuple[int, ...], int]
 """(layers, choice, devices, their node or -1)."""
 Token = int
-"""Component c forward: c; its backward: -1 - c. The k-th forward of c is part k, the k-th backward the k-th last part."""
+"""Component c forward: c, its backward: -1 - c. Its k-th forward is part k, its k-th backward part k from the end."""
 Holding = tuple[list[float], list[float]]
 """Bytes and reduction ms on each device, of one set of weights."""
 

@@ -1,7 +1,7 @@
 """What is done without a planner: one component after another on all devices, or a group of devices for each task."""
 
 from solver_plan.wavefront.instance import Instance
-from solver_plan.wavefront.schedule import Run, Schedule
+from solver_plan.wavefront.schedule import Run, Schedule, in_list_order
 
 
 def sequential(instance: Instance) -> Schedule:
@@ -77,16 +77,7 @@ def _on_groups(instance: Instance, groups: dict[str, tuple[int, ...]]) -> Schedu
         fitting = [index for index, choice in enumerate(choices) if choice.devices <= len(group)]
         choice = min(fitting, key=lambda index: choices[index].layer_ms)
         runs.append(Run(component, 0, instance.layers[component], choice, group[: choices[choice].devices]))
-    return in_order(instance, runs)
-
-
-def in_order(instance: Instance, runs: list[Run]) -> Schedule:
-    """Return the schedule that starts runs in list order, and in two phases their backward in the reverse order."""
-    count = len(runs)
-    order = tuple(range(count))
-    if instance.two_phases:
-        order = (*order, *(count + index for index in reversed(range(count))))
-    return Schedule(tuple(runs), order)
+    return in_list_order(instance, runs)
 
 
 def _task_by_task(instance: Instance) -> list[int]:
