@@ -122,14 +122,6 @@ class _HiGHS(pulp.HiGHS):  # type: ignore[misc]
 def _run(highs: highspy.Highs, clock: Clock) -> None:
     run_interruptibly(highs.run, highs.cancelSolve, clock)
 
-    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
-        try:
-            found: tuple[int, int] = super().findSolutionValues(lp)
-        except KeyError:
-            # the node limit: PuLP knows no such status; values are assigned by now, status and bound are read below
-            found = pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
-        return found
-
 
 def highs_version() -> str:
     """Return the name and version of the solver, for certificates."""

@@ -39,6 +39,8 @@ FRESH_ROUNDS = 5
 DEVICE_ROUND_SHARE = 0.2
 DEVICE_FRESH_ROUNDS = 3
 """The same where device sets matter: slower, so fewer and longer rounds."""
+AREA_WEIGHTS = (0.9, 0.5)
+"""Of the annealing's energy, round by round: either suits some problems better."""
 REHEAT = 0.3
 """Start temperature of later rounds, relative to the first."""
 NEIGHBOURHOOD_LIMIT = 0.5
@@ -170,7 +172,8 @@ class CapacitySearch(_Search):
             start, heat = self.starts[number % min(3, len(self.starts))], 1.0
         else:
             start, heat = self.best[1], REHEAT
-        segments, makespan = anneal(self.instance, start, self.clock, share, seed, self._tell, heat=heat)
+        weight = AREA_WEIGHTS[number % len(AREA_WEIGHTS)]
+        segments, makespan = anneal(self.instance, start, self.clock, share, seed, self._tell, heat, weight)
         log.info("round %d: %g", number, makespan)
         self._take(segments, makespan)
 

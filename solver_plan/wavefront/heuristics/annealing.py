@@ -146,6 +146,7 @@ def anneal(
     seed: int,
     on_better: Callable[[list[Segment], float], None] | None = None,
     heat: float = 1.0,
+    area_weight: float = AREA_WEIGHT,
 ) -> tuple[list[Segment], float]:
     """Improve a list of segments for a share of the budget; returns the best list and its makespan.
 
@@ -165,6 +166,8 @@ def anneal(
         Told of the best list so far, at looks at the clock.
     heat
         Scales the start temperature: below 1 to improve a good list without losing it.
+    area_weight
+        Of the energy.
     """
     rng = random.Random(seed)
     state = _State(instance, start)
@@ -172,7 +175,7 @@ def anneal(
     state.due = math.inf
     makespan, _ = decode(state, state.list, 0, math.inf, keep)
     state.snapshots = keep
-    weight = AREA_WEIGHT / instance.devices
+    weight = area_weight / instance.devices
     area = state.area()
     energy = makespan + weight * area
     best, best_makespan, told = state.segments(), makespan, makespan
