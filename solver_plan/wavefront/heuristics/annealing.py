@@ -41,7 +41,7 @@ MOST_SEGMENTS = 4
 """Of a component; a move splits no further. Starts may have more."""
 SECONDS_PER_STEP = 6e-6
 """Deterministic cost of a step and of a decoded segment: about what they take."""
-SECONDS_PER_SEGMENT = 1.2e-6
+SECONDS_PER_SEGMENT = 1.8e-6
 STEPS_PER_LOOK = 128
 """Steps between two looks at the clock."""
 
