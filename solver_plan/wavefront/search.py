@@ -36,9 +36,9 @@ ROUND_SHARE = 0.12
 """Of the annealing's time, for a round."""
 FRESH_ROUNDS = 5
 """Rounds from fresh starts, before the best is improved from where it is."""
-DEVICE_ROUND_SHARE = 0.2
-DEVICE_FRESH_ROUNDS = 3
-"""The same where device sets matter: slower, so fewer and longer rounds."""
+DEVICE_ROUND_SHARE = 0.12
+DEVICE_FRESH_ROUNDS = 6
+"""The same where device sets matter: rounds end far apart there, so more fresh ones."""
 AREA_WEIGHTS = (0.9, 0.5)
 """Of the annealing's energy, round by round: either suits some problems better."""
 REHEAT = 0.3
@@ -269,7 +269,7 @@ class DeviceSearch(_Search):
         assert self.best is not None
         fresh = number < DEVICE_FRESH_ROUNDS
         start = self.starts[number % len(self.starts)] if fresh else self.best[2]
-        heat = REHEAT if number > DEVICE_FRESH_ROUNDS else 1.0
+        heat = 1.0 if fresh else REHEAT
         self._anneal(start, share, self.clock.budget.seed + 100 + number, heat)
 
     def _tell(self, schedule: Schedule, objective: float) -> None:
