@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from benchmarks.case import Case
 from solver_plan.errors import InputError
 
-GROUPS = ("parallelism", "offload")
+GROUPS = ("parallelism", "offload", "wavefront")
 
 
 def cases_of(group: str) -> tuple[Case, ...]:

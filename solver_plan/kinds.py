@@ -18,7 +18,7 @@ from solver_plan.solving.progress import Progress, silent
 ProblemT = TypeVar("ProblemT", bound=ProblemDocument)
 PlanT = TypeVar("PlanT", bound=PlanDocument)
 
-KINDS = ("parallelism", "offload")
+KINDS = ("parallelism", "wavefront", "offload")
 
 
 class Kind(ABC):
@@ -121,6 +121,10 @@ def kind_of(document: ProblemDocument | PlanDocument) -> Kind:
 def kind_named(name: str) -> Kind:
     """Return a kind by its name; only that wing is imported."""
     assert name in KINDS, name
+    if name == "wavefront":
+        from solver_plan.wavefront.kind import WAVEFRONT
+
+        return WAVEFRONT
     if name == "offload":
         from solver_plan.offload.kind import OFFLOAD
 
@@ -134,16 +138,18 @@ def problem_types() -> dict[str, type[ProblemDocument]]:
     """Return the document class of the problems of each kind."""
     from solver_plan.offload.problem import OffloadProblem
     from solver_plan.parallelism.problem import ParallelismProblem
+    from solver_plan.wavefront.problem import WavefrontProblem
 
-    return {"parallelism": ParallelismProblem, "offload": OffloadProblem}
+    return {"parallelism": ParallelismProblem, "offload": OffloadProblem, "wavefront": WavefrontProblem}
 
 
 def plan_types() -> dict[str, type[PlanDocument]]:
     """Return the document class of the plans of each kind."""
     from solver_plan.offload.plan import OffloadPlan
     from solver_plan.parallelism.plan import ParallelismPlan
+    from solver_plan.wavefront.plan import WavefrontPlan
 
-    return {"parallelism": ParallelismPlan, "offload": OffloadPlan}
+    return {"parallelism": ParallelismPlan, "offload": OffloadPlan, "wavefront": WavefrontPlan}
 
 
 def read_problem(path: str | Path) -> ProblemDocument:

@@ -136,6 +136,7 @@ def solve_milp(
     limit: float | None = None,
     gap_limit: float | None = None,
     integrality: bool = True,
+    node_limit: int | None = None,
 ) -> MilpOutcome:
     """Solve a minimisation within what is left of the budget.
 
@@ -154,6 +155,8 @@ def solve_milp(
         Relative gap to stop at; None: the budget's.
     integrality
         False solves the linear relaxation.
+    node_limit
+        Search at most this many branch-and-bound nodes: a limit that does not depend on the machine.
 
     Raises
     ------
@@ -174,6 +177,7 @@ def solve_milp(
         gapAbs=0.0,
         threads=1 if clock.budget.deterministic else clock.budget.worker_count,
         random_seed=clock.budget.seed,
+        **({} if node_limit is None else {"mip_max_nodes": node_limit}),
     )
     begin = clock.seconds
     with _one_solve_at_a_time:

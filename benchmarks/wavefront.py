@@ -1,0 +1,166 @@
+"""Wavefront cases: tiny ones made here, the three model families, and reference instances with the best known plans."""
+
+import json
+import random
+from functools import partial
+from pathlib import Path
+
+import networkx as nx
+
+from benchmarks.case import Case, Reference, data_folder
+from models import multitask_clip, ofasys, qwen_val
+from solver_plan.kinds import read_problem
+from solver_plan.solving import Budget
+from solver_plan.wavefront.contraction import OperatorNode
+from solver_plan.wavefront.from_operators import problem_from_operators
+from solver_plan.wavefront.problem import Cluster, Component, Phases, WavefrontProblem
+
+BASELINES = ("sequential", "task-groups", "spindle")
+INTRA_NODE_BYTES_PER_S = 400e9
+"""NVLink of an A800 (data sheet)."""
+INTER_NODE_BYTES_PER_S = 50e9
+"""400 Gb/s InfiniBand."""
+
+
+def reference_problem(data: Path, *, name: str) -> WavefrontProblem:
+    """Return a reference instance."""
+    found = read_problem(str(data / "wavefront" / f"{name}.json"))
+    assert isinstance(found, WavefrontProblem)
+    return found
+
+
+def tiny(data: Path, *, components: int, devices: int) -> WavefrontProblem:
+    """Return a made-up problem of components of three layers."""
+    draw = random.Random(components)
+    made = []
+    for index in range(components):
+        floor, work = draw.uniform(0.3, 1), draw.uniform(2, 12)
+        times = {str(n): round(floor + work / n, 3) for n in (1, 2, 4) if n <= devices}
+        made.append(Component(name=f"c{index}", task=f"t{index % 2}", layers=3, layer_ms=times))
+    return WavefrontProblem(
+        cluster=Cluster(devices=devices, devices_per_node=devices),
+        components=tuple(made),
+        edges=(("c0", "c2"),),
+        provenance={"source": "made up for the benchmarks"},
+    )
+
+
+def random_graph(data: Path, *, components: int, devices: int) -> WavefrontProblem:
+    """Return a made-up graph of tasks: encoders into a trunk into heads, with curves of many slopes."""
+    draw = random.Random(components)
+    made: list[Component] = []
+    edges: list[tuple[str, str]] = []
+    task = 0
+    while len(made) < components:
+        stages = [("encoder", draw.randint(1, 3)), ("trunk", 1), ("head", draw.randint(1, 4))]
+        before: list[str] = []
+        for stage, count in stages:
+            names = [f"t{task}/{stage}{index}" for index in range(count)]
+            for name in names:
+                floor, work = draw.uniform(0.2, 0.8), draw.uniform(1, 40 if stage == "trunk" else 15)
+                times = {str(2**k): round(floor + work / 2**k, 3) for k in range(7) if 2**k <= devices}
+                layers = draw.choice((4, 6, 12, 16, 24))
+                made.append(Component(name=name, task=f"t{task}", layers=layers, layer_ms=times))
+                edges += [(each, name) for each in before]
+            before = names
+        task += 1
+    kept = made[:components]
+    names_kept = {component.name for component in kept}
+    return WavefrontProblem(
+        cluster=Cluster(devices=devices, devices_per_node=8),
+        components=tuple(kept),
+        edges=tuple(edge for edge in edges if set(edge) <= names_kept),
+        provenance={"source": "made up for the benchmarks"},
+    )
+
+
+def family(
+    data: Path, *, graph: "nx.DiGraph[OperatorNode]", devices: int, phases: Phases = "fused", whole: bool = False
+) -> WavefrontProblem:
+    """Return a model family on nodes of eight devices; `whole` with transfers, reductions and 80 GB of memory."""
+    cluster = Cluster(
+        devices=devices,
+        devices_per_node=8,
+        memory_bytes_per_device=80 * 10**9 if whole else None,
+        intra_node_bytes_per_s=INTRA_NODE_BYTES_PER_S if whole else None,
+        inter_node_bytes_per_s=INTER_NODE_BYTES_PER_S if whole else None,
+    )
+    return problem_from_operators(graph, cluster, phases=phases)
+
+
+def _reference_case(name: str, time_limit_s: float) -> Case:
+    file = data_folder() / "wavefront" / "references.json"
+    known = json.loads(file.read_text(encoding="utf-8"))[name] if file.is_file() else None
+    references = () if known is None else (
+        Reference(source="best known", objective_ms=known["best_known_ms"]),
+        Reference(source="Spindle's own planner", objective_ms=known["spindle_ms"]),
+    )  # fmt: skip
+    return Case(
+        name=name,
+        build=partial(reference_problem, name=name),
+        data=f"wavefront/{name}.json",
+        budget=Budget(time_limit_s=time_limit_s),
+        baselines=BASELINES,
+        references=references,
+    )
+
+
+PUBLISHED_SPEED_UP = {
+    ("clip4", 8): 1.21, ("clip4", 16): 1.22, ("clip4", 32): 1.52,
+    ("clip10", 8): 1.37, ("clip10", 16): 1.33, ("clip10", 32): 1.71,
+    ("ofasys4", 8): 1.53, ("ofasys4", 16): 1.42, ("ofasys4", 32): 1.51,
+    ("ofasys7", 8): 1.71, ("ofasys7", 16): 1.43, ("ofasys7", 32): 1.33,
+    ("qwen-val", 32): 1.16, ("qwen-val", 64): 1.63,
+}  # fmt: skip
+"""Spindle over DeepSpeed, ASPLOS 2025, figure 8: measured, to be read beside the planned speed-up over `sequential`."""
+
+GRAPHS = {
+    "clip4": multitask_clip.clip4,
+    "clip10": multitask_clip.clip10,
+    "ofasys4": ofasys.ofasys4,
+    "ofasys7": ofasys.ofasys7,
+    "qwen-val": qwen_val.qwen_val_7b,
+}
+
+CASES = (
+    Case(
+        name="tiny-3",
+        build=partial(tiny, components=3, devices=4),
+        budget=Budget(time_limit_s=4.0, deterministic=True),
+        baselines=BASELINES,
+        smoke=True,
+    ),
+    _reference_case("clip4_16", 20.0),
+    _reference_case("clip10_16", 20.0),
+    _reference_case("qwen3_32", 20.0),
+    _reference_case("ofasys4_16", 30.0),
+    _reference_case("random60_64", 90.0),
+    _reference_case("small_shared_8", 60.0),
+    Case(
+        name="random200_256",
+        build=partial(random_graph, components=200, devices=256),
+        budget=Budget(time_limit_s=90.0),
+        baselines=BASELINES,
+    ),
+    *(
+        Case(
+            name=f"{name}-{devices}",
+            build=partial(family, graph=GRAPHS[name](), devices=devices),
+            budget=Budget(time_limit_s=20.0),
+            baselines=BASELINES,
+        )
+        for name, devices in PUBLISHED_SPEED_UP
+    ),
+    Case(
+        name="qwen-val-frozen-32",
+        build=partial(family, graph=qwen_val.qwen_val_7b_frozen(), devices=32, phases="forward_backward"),
+        budget=Budget(time_limit_s=30.0),
+        baselines=BASELINES,
+    ),
+    Case(
+        name="clip4-8-two-phases",
+        build=partial(family, graph=multitask_clip.clip4(), devices=8, phases="forward_backward", whole=True),
+        budget=Budget(time_limit_s=30.0),
+        baselines=BASELINES,
+    ),
+)

@@ -1,0 +1,138 @@
+"""What slices cost: time of a layer, bytes on a device, milliseconds of a transfer. The formulas of `documents.md`."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from solver_plan.wavefront.plan import Slice
+from solver_plan.wavefront.problem import Cluster, Component, WavefrontProblem
+
+FORWARD_SHARE = 1 / 3
+"""Of the time of a layer, where only the sum is given (`documents.md`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One way to run the layers of a component; bytes are of one device."""
+
+    devices: int
+    mode: int | None
+    """Index into `modes`, None with `layer_ms`."""
+    forward_ms: float
+    """Of one layer."""
+    backward_ms: float
+    layer_ms: float
+    """Forward and backward."""
+    state_bytes: int
+    """Of one layer, on each device."""
+    activation_bytes: float
+    """Of one layer, on each device."""
+    gradient_bytes: int
+    """Of one layer, on each device."""
+
+
+def choices_of(component: Component, devices: int) -> tuple[Choice, ...]:
+    """Return the modes of a component that fit a cluster, fewest devices first."""
+    if component.modes is not None:
+        found = [
+            Choice(
+                devices=mode.devices,
+                mode=index,
+                forward_ms=mode.forward_ms,
+                backward_ms=mode.backward_ms,
+                layer_ms=mode.forward_ms + mode.backward_ms,
+                state_bytes=mode.state_bytes_per_layer,
+                activation_bytes=mode.activation_bytes_per_layer,
+                gradient_bytes=(
+                    component.gradient_bytes_per_layer
+                    if mode.gradient_bytes_per_layer is None
+                    else mode.gradient_bytes_per_layer
+                ),
+            )
+            for index, mode in enumerate(component.modes)
+            if mode.devices <= devices
+        ]
+    else:
+        assert component.layer_ms is not None
+        found = [
+            Choice(
+                devices=int(count),
+                mode=None,
+                forward_ms=time_ms * FORWARD_SHARE,
+                backward_ms=time_ms * (1 - FORWARD_SHARE),
+                layer_ms=time_ms,
+                state_bytes=component.state_bytes_per_layer,
+                activation_bytes=component.activation_bytes_per_layer / int(count),
+                gradient_bytes=component.gradient_bytes_per_layer,
+            )
+            for count, time_ms in component.layer_ms.items()
+            if int(count) <= devices
+        ]
+    return tuple(sorted(found, key=lambda choice: (choice.devices, choice.mode or 0)))
+
+
+def choice_of(component: Component, piece: Slice) -> Choice | None:
+    """Return how a slice runs its layers; None if the component knows no such mode."""
+    for choice in choices_of(component, len(piece.devices)):
+        if choice.devices == len(piece.devices) and choice.mode == piece.mode:
+            return choice
+    return None
+
+
+def transfer_ms(cluster: Cluster, size_bytes: int, source: Sequence[int], target: Sequence[int]) -> float:
+    """Return how long data takes from the devices that have it to the devices that need it."""
+    if size_bytes == 0 or set(source) == set(target):
+        return 0.0
+    return cluster.ms_to_move(size_bytes, cluster.in_one_node([*source, *target]))
+
+
+def parameters_of(component: Component) -> tuple[str, str]:
+    """Return the key of a component's weights, unlike every other key where it shares them with none."""
+    return ("", component.name) if component.parameters is None else ("shared", component.parameters)
+
+
+def device_memory_bytes(problem: WavefrontProblem, slices: Iterable[Slice]) -> list[int]:
+    """Return the bytes on each device: state of the distinct layers that it touches, and activations of its slices.
+
+    A layer touched in modes that hold different shares of its state counts with the largest.
+    """
+    state: list[dict[tuple[tuple[str, str], int], int]] = [{} for _ in range(problem.cluster.devices)]
+    total = [0] * problem.cluster.devices
+    for piece in slices:
+        component = problem.component_of[piece.component]
+        choice = choice_of(component, piece)
+        assert choice is not None
+        layers = piece.layers[1] - piece.layers[0]
+        activations = -int(-choice.activation_bytes * layers // 1)
+        key = parameters_of(component)
+        for device in piece.devices:
+            total[device] += activations
+            held = state[device]
+            for layer in range(*piece.layers):
+                held[key, layer] = max(held.get((key, layer), 0), choice.state_bytes)
+    return [held + sum(layers_held.values()) for held, layers_held in zip(total, state, strict=True)]
+
+
+def device_reduction_ms(problem: WavefrontProblem, slices: Iterable[Slice]) -> list[float]:
+    """Return how long each device reduces the gradients of layers that it shares with other devices."""
+    cluster = problem.cluster
+    reduced: dict[tuple[tuple[str, str], int], dict[int, int]] = {}
+    for piece in slices:
+        component = problem.component_of[piece.component]
+        choice = choice_of(component, piece)
+        assert choice is not None
+        if choice.gradient_bytes == 0:
+            continue
+        key = parameters_of(component)
+        for layer in range(*piece.layers):
+            holders = reduced.setdefault((key, layer), {})
+            for device in piece.devices:
+                holders[device] = max(holders.get(device, 0), choice.gradient_bytes)
+    total = [0.0] * cluster.devices
+    for holders in reduced.values():
+        k = len(holders)
+        if k == 1:
+            continue
+        within = cluster.in_one_node(list(holders))
+        for device, size in holders.items():
+            total[device] += cluster.ms_to_move(2 * (k - 1) / k * size, within)
+    return total

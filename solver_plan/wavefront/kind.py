@@ -1,0 +1,54 @@
+"""The wavefront kind: what the command line and the benchmarks can do with it."""
+
+from solver_plan.kinds import Wing
+from solver_plan.solving import Budget, Planned, Progress
+from solver_plan.wavefront.plan import WavefrontPlan
+from solver_plan.wavefront.problem import WavefrontProblem
+
+HEURISTICS = ("sequential", "task-groups", "spindle", "annealing")
+
+
+def _plan(
+    problem: WavefrontProblem, budget: Budget, heuristic: str | None, on_progress: Progress
+) -> Planned[WavefrontPlan]:
+    from solver_plan.wavefront.planner import plan
+
+    return plan(problem, budget, heuristic, on_progress)
+
+
+def _check(problem: WavefrontProblem, plan: WavefrontPlan) -> tuple[str, ...]:
+    from solver_plan.wavefront.check import check
+    from solver_plan.wavefront.claims import refuted_bound
+
+    return check(problem, plan) or refuted_bound(problem, plan)
+
+
+def _evaluate(problem: WavefrontProblem, plan: WavefrontPlan) -> float:
+    from solver_plan.wavefront.check import evaluate
+
+    return evaluate(problem, plan)
+
+
+def _describe(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
+    from solver_plan.wavefront.describe import describe
+
+    return describe(plan, problem)
+
+
+def _simulate(problem: WavefrontProblem, plan: WavefrontPlan) -> str:
+    from solver_plan.wavefront.describe import describe_simulation
+
+    return describe_simulation(problem, plan)
+
+
+WAVEFRONT = Wing(
+    name="wavefront",
+    problem_type=WavefrontProblem,
+    plan_type=WavefrontPlan,
+    heuristics=HEURISTICS,
+    planner=_plan,
+    checker=_check,
+    evaluator=_evaluate,
+    describer=_describe,
+    simulator=_simulate,
+)

@@ -1,0 +1,1 @@
+"""The constraint programs: `capacity` where any free devices will do, `devices` where it matters which."""

@@ -1,0 +1,149 @@
+"""Plans a wavefront problem: baselines, Spindle, bounds, annealed list schedules, then the constraint program.
+
+The incumbent is the best of all, evaluated by `check` outside every solver. Shares of the budget are in the clock's own
+unit, wall seconds or deterministic ones, so that the deterministic search does the same work every time.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from solver_plan.solving import Budget, Clock, Effort, Incumbent, Planned, Progress, silent
+from solver_plan.solving.cp_sat import cp_sat_version
+from solver_plan.solving.milp import highs_version
+from solver_plan.wavefront.bounds import allotment_bound, closed_form_bound
+from solver_plan.wavefront.check import evaluate
+from solver_plan.wavefront.heuristics.allotted import allotted_lists
+from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
+from solver_plan.wavefront.heuristics.placement import place_waves
+from solver_plan.wavefront.heuristics.spindle import SETTINGS, Wave, spindle_waves
+from solver_plan.wavefront.infeasible import place_or_explain, refuse_what_cannot_fit
+from solver_plan.wavefront.instance import Instance, instance_of
+from solver_plan.wavefront.plan import WavefrontPlan
+from solver_plan.wavefront.problem import WavefrontProblem
+from solver_plan.wavefront.schedule import Schedule, Segment, plan_of, with_devices
+from solver_plan.wavefront.search import CapacitySearch, DeviceSearch
+
+log = logging.getLogger(__name__)
+
+BASELINES: dict[str, Callable[[Instance], Schedule]] = {"sequential": sequential, "task-groups": task_groups}
+HEURISTICS = (*BASELINES, "spindle", "annealing")
+BOUND_SHARE = 0.15
+"""Of the budget, at most, for the integer program of the bound."""
+BOUND_NODES = 300
+SPINDLE_SECONDS_PER_LAYER = 2e-6
+"""Deterministic cost of Spindle's planner, per setting, component and component: about what it takes."""
+EXPLAIN_SHARE = 0.2
+
+
+def plan(
+    problem: WavefrontProblem, budget: Budget, heuristic: str | None = None, on_progress: Progress = silent
+) -> Planned[WavefrontPlan]:
+    """Find a plan of a wavefront problem.
+
+    Parameters
+    ----------
+    problem
+        What is to be planned.
+    budget
+        Limits of the search.
+    heuristic
+        Only this one of `HEURISTICS`, no solver; None: everything.
+    on_progress
+        Told of each better plan and bound.
+
+    Raises
+    ------
+    InfeasibleProblemError
+        If no plan fits the memory, with the reason.
+    NoPlanFoundError
+        If none was found within the budget.
+    """
+    clock = Clock(budget)
+    instance = instance_of(problem)
+    refuse_what_cannot_fit(instance)
+    incumbent: Incumbent[WavefrontPlan] = Incumbent(partial(evaluate, problem), clock, on_progress)
+    with clock.interruptible():
+        completed = _search(instance, clock, incumbent, heuristic)
+    solver = f"{cp_sat_version()}, {highs_version()}, {budget.worker_count} workers, seed {budget.seed}"
+    certificate = incumbent.certificate(solver, completed=completed)
+    assert incumbent.plan is not None
+    first = next(step.seconds for step in incumbent.trace if step.objective is not None)
+    return Planned(
+        plan=replace(incumbent.plan, certificate=certificate),
+        effort=Effort(wall_s=clock.seconds, deterministic_s=clock.deterministic_seconds, first_plan_s=first),
+    )
+
+
+def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan], heuristic: str | None) -> bool:
+    """Fill the incumbent; True if the search ran to its end rather than into a limit."""
+    total = clock.remaining
+
+    def offer(schedule: Schedule, source: str) -> bool:
+        return incumbent.offer(plan_of(instance, schedule), source)
+
+    for name, baseline in BASELINES.items():
+        if heuristic in (None, name):
+            schedule = baseline(instance)
+            if fits(instance, schedule):
+                offer(schedule, f"heuristic:{name}")
+    incumbent.raise_bound(closed_form_bound(instance), "closed-form:area-and-paths")
+    if heuristic in BASELINES:
+        return True
+    waves = _spindle(instance, clock)
+    placed = [place_waves(instance, each) for each in waves[: 4 if instance.memory_limit is not None else 1]]
+    for schedule, placement_fits in placed:
+        if placement_fits:
+            offer(schedule, "heuristic:spindle")
+    if heuristic == "spindle":
+        return True
+    relaxed = allotment_bound(instance, clock, whole=False)
+    if relaxed.value_ms is not None:
+        incumbent.raise_bound(relaxed.value_ms, relaxed.source)
+    starts = [*allotted_lists(instance, clock), *((w[-1].end_ms, _list_of(w)) for w in waves[:1])]
+    starts.sort(key=lambda each: each[0])
+    search: CapacitySearch | DeviceSearch
+    if instance.device_sets_matter or instance.two_phases:
+        schedules = [schedule for schedule, _ in placed[:1]]
+        schedules += [with_devices(instance, each) for _, each in starts[:2]]
+        schedules += [baseline(instance) for baseline in BASELINES.values()]
+        search = DeviceSearch(instance, clock, incumbent, offer, schedules)
+    else:
+        search = CapacitySearch(instance, clock, incumbent, offer, [each for _, each in starts])
+    search.first(min(1.0, total * 0.1))
+    if incumbent.plan is None and isinstance(search, DeviceSearch):
+        placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
+        if placement is not None:
+            search.add_start(placement)
+    whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
+    if whole.value_ms is not None:
+        incumbent.raise_bound(whole.value_ms, whole.source)
+    search.improve(use_solver=heuristic is None)
+    return False
+
+
+def fits(instance: Instance, schedule: Schedule) -> bool:
+    """Tell whether a schedule keeps the memory limit."""
+    limit = instance.memory_limit
+    if limit is None:
+        return True
+    predicted = plan_of(instance, schedule).predicted
+    assert predicted is not None
+    return max(predicted.device_memory_bytes) <= limit
+
+
+def _spindle(instance: Instance, clock: Clock) -> list[list[Wave]]:
+    """Return Spindle's waves in every setting, shortest first."""
+    found: list[list[Wave]] = []
+    for setting in SETTINGS:
+        if found and clock.expired:
+            break
+        found.append(spindle_waves(instance, setting))
+        clock.spend(SPINDLE_SECONDS_PER_LAYER * len(instance.layers) ** 2)
+    found.sort(key=lambda waves: waves[-1].end_ms)
+    return found
+
+
+def _list_of(waves: list[Wave]) -> list[Segment]:
+    return [segment for wave in waves for segment in wave.segments]

@@ -1,0 +1,335 @@
+"""The search for better plans: annealing from several starts, and the constraint program around the incumbent.
+
+Small problems are given to the constraint program whole, a slice for each layer, and are then solved to proven
+optimality; its bound holds for every plan. Large ones are re-optimised a few components at a time: those of one task,
+of one set of weights, or those that run at one time (large-neighbourhood search by windows).
+"""
+
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from solver_plan.solving import Clock, Incumbent
+from solver_plan.solving.cp_sat import solve_cp_sat
+from solver_plan.wavefront.heuristics.annealing import anneal
+from solver_plan.wavefront.heuristics.annealing_devices import anneal_devices
+from solver_plan.wavefront.instance import Instance
+from solver_plan.wavefront.model.capacity import CapacityModel
+from solver_plan.wavefront.model.devices import DeviceModel, neighbourhood, whole_problem
+from solver_plan.wavefront.plan import WavefrontPlan
+from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, with_devices
+
+log = logging.getLogger(__name__)
+
+Offer = Callable[[Schedule, str], bool]
+ANNEALING = "heuristic:annealing"
+CP_SAT = "cp-sat"
+MOST_LAYERS_WHOLE = 24
+"""Layers of a problem that is given to the constraint program whole."""
+MOST_LAYER_DEVICES_WHOLE = 160
+WHOLE_SHARE = 0.75
+"""Of what is left, for the whole problem."""
+ANNEALING_SHARE = 0.85
+"""Of what is left, for annealing, where the problem is not solved whole."""
+ROUND_SHARE = 0.12
+"""Of the annealing's time, for a round."""
+FRESH_ROUNDS = 5
+"""Rounds from fresh starts, before the best is improved from where it is."""
+DEVICE_ROUND_SHARE = 0.12
+DEVICE_FRESH_ROUNDS = 6
+"""The same where device sets matter: rounds end far apart there, so more fresh ones."""
+AREA_WEIGHTS = (0.9, 0.5)
+"""Of the annealing's energy, round by round: either suits some problems better."""
+REHEAT = 0.3
+"""Start temperature of later rounds, relative to the first."""
+NEIGHBOURHOOD_LIMIT = 0.5
+"""Most for one neighbourhood, in the clock's unit."""
+MOST_SLICES_IN_NEIGHBOURHOOD = 150
+
+
+class _Search(ABC):
+    """What both searches share: the whole problem where it is small, else annealing and neighbourhoods."""
+
+    def __init__(self, instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan], offer: Offer) -> None:
+        self.instance = instance
+        self.clock = clock
+        self.incumbent = incumbent
+        self.offer = offer
+        self.rng = random.Random(clock.budget.seed)
+
+    round_share: float = ROUND_SHARE
+
+    @abstractmethod
+    def first(self, share: float) -> None:
+        """Find a good plan fast."""
+
+    @abstractmethod
+    def anneal_round(self, number: int, share: float) -> None:
+        """Anneal once, from a fresh start or from the best."""
+
+    @abstractmethod
+    def solve_whole(self, limit: float) -> None:
+        """Give the whole problem to the constraint program."""
+
+    @abstractmethod
+    def solve_neighbourhood(self, free: frozenset[int], limit: float) -> bool:
+        """Re-optimise some components; True if that gave a better plan."""
+
+    @abstractmethod
+    def spans(self) -> list[tuple[float, float]]:
+        """Return when each component starts and ends in the incumbent."""
+
+    def improve(self, use_solver: bool) -> None:
+        """Search until the plan is proven good enough or the budget is used."""
+        clock, layers = self.clock, sum(self.instance.layers)
+        if use_solver and layers <= MOST_LAYERS_WHOLE and layers * self.instance.devices <= MOST_LAYER_DEVICES_WHOLE:
+            self.anneal_round(0, clock.remaining * 0.1)
+            if not self.done:
+                self.solve_whole(clock.remaining * WHOLE_SHARE)
+        share = clock.remaining * (ANNEALING_SHARE if use_solver else 1.0)
+        end_at = clock.remaining - share
+        number = 0
+        while not self.done and clock.remaining > end_at + 1e-3:
+            self.anneal_round(number, min(share * self.round_share, clock.remaining - end_at))
+            number += 1
+        log.info("annealing: %s after %d rounds", self.incumbent.objective, number)
+        if use_solver:
+            self.neighbourhoods()
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to do."""
+        return self.incumbent.closed or self.clock.expired
+
+    def neighbourhoods(self) -> None:
+        """Re-optimise components that run at one time, belong together, or any few, until the budget is used."""
+        size = 2
+        failed = 0
+        while not self.done:
+            free = self._neighbourhood(size)
+            if self.solve_neighbourhood(free, NEIGHBOURHOOD_LIMIT):
+                failed = 0
+            else:
+                failed += 1
+            if failed > 2 * len(self.instance.layers):
+                size = min(size + 1, 5)
+                failed = 0
+
+    def _neighbourhood(self, size: int) -> frozenset[int]:
+        instance = self.instance
+        size = min(size, len(instance.layers))
+        spans = self.spans()
+        centre = self.rng.randrange(len(instance.layers))
+        kind = self.rng.random()
+        if kind < 0.5:
+            start, end = spans[centre]
+            pool = [c for c in instance.components if spans[c][0] < end and spans[c][1] > start]
+        elif kind < 0.75:
+            pool = [
+                c
+                for c in instance.components
+                if c in instance.predecessors[centre]
+                or c in instance.successors[centre]
+                or instance.parameters[c] == instance.parameters[centre]
+            ]
+        else:
+            pool = list(instance.components)
+        pool = [c for c in pool if c != centre]
+        return frozenset([centre, *self.rng.sample(pool, min(size - 1, len(pool)))])
+
+
+class CapacitySearch(_Search):
+    """Where any free devices will do."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        clock: Clock,
+        incumbent: Incumbent[WavefrontPlan],
+        offer: Offer,
+        starts: Sequence[list[Segment]],
+    ) -> None:
+        super().__init__(instance, clock, incumbent, offer)
+        self.starts = starts
+        self.best: tuple[float, list[Segment]] | None = None
+
+    def first(self, share: float) -> None:
+        """Anneal the best start for a short time."""
+        self._take(*anneal(self.instance, self.starts[0], self.clock, share, self.clock.budget.seed))
+
+    def _take(self, segments: list[Segment], makespan: float, source: str = ANNEALING) -> bool:
+        if self.best is not None and makespan >= self.best[0]:
+            return False
+        self.best = makespan, segments
+        return self.offer(with_devices(self.instance, segments), source)
+
+    def anneal_round(self, number: int, share: float) -> None:
+        """Anneal from the next start, or after some rounds from the best."""
+        assert self.best is not None
+        seed = self.clock.budget.seed + 1 + number
+        if number < FRESH_ROUNDS:
+            start, heat = self.starts[number % min(3, len(self.starts))], 1.0
+        else:
+            start, heat = self.best[1], REHEAT
+        weight = AREA_WEIGHTS[number % len(AREA_WEIGHTS)]
+        segments, makespan = anneal(self.instance, start, self.clock, share, seed, self._tell, heat, weight)
+        log.info("round %d: %g", number, makespan)
+        self._take(segments, makespan)
+
+    def _tell(self, segments: list[Segment], makespan: float) -> None:
+        self._take(segments, makespan)
+
+    def solve_whole(self, limit: float) -> None:
+        """Prove optimality with a slice for each layer."""
+        assert self.best is not None
+        makespan, segments = self.best
+        built = CapacityModel(self.instance, segments, makespan)
+        outcome = solve_cp_sat(
+            built.model,
+            self.clock,
+            hint=built.hint,
+            limit=limit,
+            on_bound=lambda ticks: self._bound(built.milliseconds(int(ticks))),
+        )
+        if outcome.values is not None:
+            found = built.read(outcome.values)
+            self._take(found, _makespan(self.instance, found), CP_SAT)
+        if outcome.bound is not None:
+            self._bound(built.milliseconds(outcome.bound))
+
+    def _bound(self, bound_ms: float) -> None:
+        if self.incumbent.objective is not None:
+            self.incumbent.raise_bound(min(bound_ms, self.incumbent.objective), CP_SAT)
+
+    def solve_neighbourhood(self, free: frozenset[int], limit: float) -> bool:
+        """Re-optimise some components with all others keeping their modes and layers."""
+        assert self.best is not None
+        makespan, segments = self.best
+        count = max(sum(1 for s in segments if s.component == c) for c in free)
+        built = CapacityModel(self.instance, segments, makespan, free, max(3, count))
+        outcome = solve_cp_sat(built.model, self.clock, hint=built.hint, limit=limit, gap_limit=0.0)
+        if outcome.values is None:
+            return False
+        found = built.read(outcome.values)
+        return self._take(found, _makespan(self.instance, found), CP_SAT)
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Return when each component starts and ends in the incumbent."""
+        assert self.best is not None
+        schedule = with_devices(self.instance, self.best[1])
+        return _spans(self.instance, schedule)
+
+
+class DeviceSearch(_Search):
+    """Where it matters which devices run a slice."""
+
+    round_share = DEVICE_ROUND_SHARE
+
+    def __init__(
+        self,
+        instance: Instance,
+        clock: Clock,
+        incumbent: Incumbent[WavefrontPlan],
+        offer: Offer,
+        starts: Sequence[Schedule],
+    ) -> None:
+        super().__init__(instance, clock, incumbent, offer)
+        self.starts = starts
+        self.best: tuple[float, float, Schedule] | None = None
+        """Bytes beyond the memory, objective, schedule."""
+
+    def first(self, share: float) -> None:
+        """Anneal each start for a short time."""
+        for number, start in enumerate(self.starts):
+            self._anneal(start, share / len(self.starts), self.clock.budget.seed + number, 1.0)
+
+    def add_start(self, start: Schedule) -> None:
+        """Begin from one more schedule, before the others."""
+        self.starts = [start, *self.starts]
+        if self.offer(start, "heuristic:least-memory"):
+            assert self.incumbent.objective is not None
+            self.best = 0.0, self.incumbent.objective, start
+
+    def _anneal(self, start: Schedule, share: float, seed: int, heat: float) -> None:
+        schedule, objective, excess = anneal_devices(
+            self.instance, start, self.clock, share, seed, self._tell, heat=heat
+        )
+        log.info("annealed to %g, %g bytes beyond the memory", objective, excess)
+        self._take(schedule, objective, excess)
+
+    def _take(self, schedule: Schedule, objective: float, excess: float, source: str = ANNEALING) -> bool:
+        if self.best is not None and (excess, objective) >= self.best[:2]:
+            return False
+        self.best = excess, objective, schedule
+        return excess == 0 and self.offer(schedule, source)
+
+    def anneal_round(self, number: int, share: float) -> None:
+        """Anneal from the next start, or after some rounds from the best."""
+        assert self.best is not None
+        fresh = number < DEVICE_FRESH_ROUNDS
+        start = self.starts[number % len(self.starts)] if fresh else self.best[2]
+        heat = 1.0 if fresh else REHEAT
+        self._anneal(start, share, self.clock.budget.seed + 100 + number, heat)
+
+    def _tell(self, schedule: Schedule, objective: float) -> None:
+        self._take(schedule, objective, 0.0)
+
+    def solve_whole(self, limit: float) -> None:
+        """Prove optimality with a piece for each layer."""
+        assert self.best is not None
+        excess, objective, schedule = self.best
+        slow = objective if excess == 0 else 3 * sum(self.instance.shortest_ms(c) for c in self.instance.components)
+        built = DeviceModel(self.instance, whole_problem(self.instance, schedule), slow, break_symmetry=True)
+        outcome = solve_cp_sat(
+            built.model,
+            self.clock,
+            limit=limit,
+            on_bound=lambda ticks: self._bound(built.milliseconds(int(ticks))),
+        )
+        if outcome.values is not None:
+            self._read(built, outcome.values)
+        if outcome.bound is not None:
+            self._bound(built.milliseconds(outcome.bound))
+
+    def _read(self, built: DeviceModel, value: Callable[..., int]) -> bool:
+        schedule = built.read(value)
+        better = self.offer(schedule, CP_SAT)
+        if better:
+            assert self.incumbent.objective is not None
+            self.best = 0.0, self.incumbent.objective, schedule
+        return better
+
+    def _bound(self, bound_ms: float) -> None:
+        if self.incumbent.objective is not None:
+            self.incumbent.raise_bound(min(bound_ms, self.incumbent.objective), CP_SAT)
+
+    def solve_neighbourhood(self, free: frozenset[int], limit: float) -> bool:
+        """Re-optimise some components with all others keeping their slices and devices."""
+        assert self.best is not None
+        excess, objective, schedule = self.best
+        if excess > 0 or len(schedule.runs) * self.instance.devices > 40 * MOST_SLICES_IN_NEIGHBOURHOOD:
+            # nothing to start from, or too large a program: anneal on
+            self.anneal_round(FRESH_ROUNDS + self.rng.randrange(10**6), 4 * limit)
+            return False
+        built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), objective)
+        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0)
+        return outcome.values is not None and self._read(built, outcome.values)
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Return when each component starts and ends in the incumbent."""
+        assert self.best is not None
+        return _spans(self.instance, self.best[2])
+
+
+def _spans(instance: Instance, schedule: Schedule) -> list[tuple[float, float]]:
+    times = earliest_times(instance, schedule)
+    found: list[tuple[float, float]] = [(float("inf"), 0.0)] * len(instance.layers)
+    for run, (start, end) in zip(schedule.runs, times, strict=False):
+        before = found[run.component]
+        found[run.component] = min(before[0], start), max(before[1], end)
+    return found
+
+
+def _makespan(instance: Instance, segments: list[Segment]) -> float:
+    return max(end for _, end in earliest_times(instance, with_devices(instance, segments)))

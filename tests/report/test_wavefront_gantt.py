@@ -1,0 +1,22 @@
+import xml.etree.ElementTree as ElementTree
+
+from solver_plan.report.wavefront_gantt import gantt_html, gantt_svg
+from tests.wavefront.wavefront_problems import component, piece, plan, problem
+
+MADE = problem([component("a", task="<caption>"), component("b", task="speech")])
+PLAN = plan(piece("a", (0, 2), [0, 1, 3, 2], 0, 3), piece("b", (0, 2), [0, 2], 3, 8))
+
+
+def test_the_chart_is_well_formed_and_shows_every_slice_and_task() -> None:
+    root = ElementTree.fromstring(gantt_svg(PLAN, MADE))
+    titles = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 3  # a on devices 0 to 3 in one, b on 0 and 2 in two
+    assert sum(text.startswith("b, layers 0 to 2") for text in titles) == 2
+    words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "<caption>" in words
+    assert "speech" in words
+
+
+def test_the_page_names_idle_time() -> None:
+    assert "idle for" in gantt_html(PLAN, MADE)
+    assert "idle for" not in gantt_html(PLAN)
