@@ -46,7 +46,7 @@ EVALUATION_COST_S = 0.002
 """Deterministic seconds that the evaluation of a plan counts."""
 WARM_START_EVALUATIONS = int(__import__("os").environ.get("WS", "2000"))
 """Stages that Aceso's search may evaluate for a first good plan."""
-MIXED_WARM_START_EVALUATIONS = 20_000
+MIXED_WARM_START_EVALUATIONS = 8_000
 """The same where every operator has a layout of its own: there the search is longer, and worth more."""
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
 """While no plan is known: cutoffs tried, as multiples of the work bound."""
