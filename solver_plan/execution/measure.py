@@ -1,0 +1,82 @@
+"""Memory that a rank holds while it trains.
+
+On CUDA the allocator tells. On the CPU nothing does, so the tensors are counted: weights, gradients and optimizer state
+where they are largest, and the activations kept for the backward (each storage once), at their peak over the stages and
+micro-batches in flight.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+class MemoryMeter:
+    """Counts what this rank holds; see the module."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.state_bytes = 0
+        """Weights, gradients and optimizer state at their most."""
+        self.activation_bytes = 0
+        """Activations kept for the backward at their most."""
+        self.counting = device.type != "cuda"
+        self._held: dict[tuple[int, int], dict[int, int]] = {}
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        return self.state_bytes + self.activation_bytes
+
+    @contextmanager
+    def forward(self, stage: int, micro_batch: int, module: nn.Module) -> Iterator[None]:
+        """Count what a forward keeps for its backward."""
+        if not self.counting:
+            yield
+            return
+        weights = {_storage(tensor)[0] for tensor in (*module.parameters(), *module.buffers())}
+        held = self._held[stage, micro_batch] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            key, size = _storage(tensor)
+            if key not in weights:
+                held[key] = size
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+        self.activation_bytes = max(self.activation_bytes, sum(sum(kept.values()) for kept in self._held.values()))
+
+    def keep(self, stage: int, micro_batch: int, values: Iterable[torch.Tensor]) -> None:
+        """Count the inputs of a recomputed run, which no operator saves."""
+        if self.counting and (stage, micro_batch) in self._held:
+            self._held[stage, micro_batch].update(map(_storage, values))
+
+    def release(self, stage: int, micro_batch: int) -> None:
+        """Forget what a backward has used up."""
+        self._held.pop((stage, micro_batch), None)
+
+    def sample_state(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
+        """Count weights, gradients and optimizer state as they are now; the first steps tell, later ones add nothing."""
+        if not self.counting:
+            return
+        held: dict[int, int] = {}
+        for module in modules:
+            for parameter in module.parameters():
+                held.update([_storage(parameter)])
+                if parameter.grad is not None:
+                    held.update([_storage(parameter.grad)])
+        for state in optimizer.state.values() if optimizer is not None else ():
+            held.update(_storage(value) for value in state.values() if isinstance(value, torch.Tensor))
+        self.state_bytes = max(self.state_bytes, sum(held.values()))
+
+
+def _storage(tensor: torch.Tensor) -> tuple[int, int]:
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    assert isinstance(part, torch.Tensor)
+    storage = part.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
