@@ -8,7 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from solver_plan.errors import InputError
 from solver_plan.execution.actions import Action, ActionKind
+from solver_plan.execution.comparison import Executed, RankReport, Step
 from solver_plan.execution.groups import create_groups
 from solver_plan.execution.launch import require_world_size
 from solver_plan.execution.measure import MemoryMeter
@@ -41,27 +43,6 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 def adamw(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW at a learning rate of 1e-4, the optimizer where none is given."""
     return torch.optim.AdamW(parameters, lr=1e-4)
-
-
-@dataclass(frozen=True)
-class Executed:
-    """An action as this rank ran it; times are seconds of `time.perf_counter`, begun at the start of the step."""
-
-    action: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step as this rank saw it."""
-
-    loss: float
-    """Sum of the losses of the global batch over its samples, the same on every rank."""
-    began_s: float
-    """Seconds since the epoch."""
-    seconds: float
-    actions: tuple[Executed, ...]
 
 
 @dataclass
@@ -176,6 +157,11 @@ class Executor:
         self.steps.append(Step(loss, began_s, seconds, tuple(self._clock.actions)))
         return self.steps[-1]
 
+    def report(self) -> RankReport:
+        """Return what this rank has measured so far."""
+        memory = self.memory
+        return RankReport(self.rank, tuple(self.steps), memory.state_bytes, memory.activation_bytes, memory.peak_bytes)
+
     def zero_gradients(self) -> None:
         """Drop the gradients of this rank's parameters."""
         for module in self.modules.values():
@@ -206,7 +192,7 @@ class Executor:
     def _operator_modules(self) -> dict[int, nn.Module]:
         found: dict[int, nn.Module] = {}
         for stage, module in self.modules.items():
-            placed = [operator for segment in module.segments for operator in segment.operators]
+            placed = module.placed()
             for index, operator in zip(range(*self.program.stages[stage].operators), placed, strict=True):
                 found[index] = operator.module
         return found
@@ -219,7 +205,7 @@ class Executor:
         replica, _ = side.place(self.rank)
         for value in values:
             if value.shape[0] != self.program.global_batch:
-                raise ValueError(
+                raise InputError(
                     f"batch: {value.shape[0]} samples, the plan's global batch is {self.program.global_batch}; "
                     "give each step a whole global batch"
                 )

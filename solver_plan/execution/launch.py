@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from solver_plan.errors import NotExecutableError, RunFailedError, SolverPlanError
 
@@ -48,10 +49,10 @@ def joined(backend: str, timeout_s: float) -> Iterator[None]:
     After a restart by torchrun the store is prefixed by the attempt: peers would read addresses of the dead one else.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"attempt{attempt}", store),
+        store=PrefixStore(f"attempt{attempt}", store),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=datetime.timedelta(seconds=timeout_s),

@@ -61,7 +61,7 @@ class MemoryMeter:
         self._held.pop((stage, micro_batch), None)
 
     def sample_state(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
-        """Count weights, gradients and optimizer state as they are now; the first steps tell, later ones add nothing."""
+        """Count weights, gradients and optimizer state as they are now."""
         if not self.counting:
             return
         held: dict[int, int] = {}

@@ -117,11 +117,13 @@ def require_same_operators(program: Program, model: Model) -> None:
     for index, (planned, found) in enumerate(zip(program.operators, names, strict=False)):
         if planned != found:
             raise NotExecutableError(
-                f"operators[{index}]: planned {planned!r}, the model has {found!r}; run the plan with the model it is for"
+                f"operators[{index}]: planned {planned!r}, the model has {found!r}; "
+                "run the plan with the model it is for"
             )
     if len(names) != len(program.operators):
         raise NotExecutableError(
-            f"operators: planned {len(program.operators)}, the model has {len(names)}; run the plan with the model it is for"
+            f"operators: planned {len(program.operators)}, the model has {len(names)}; "
+            "run the plan with the model it is for"
         )
     for number, stage in enumerate(program.stages):
         for segment in stage.segments:
@@ -140,16 +142,16 @@ def require_same_operators(program: Program, model: Model) -> None:
     for name, users in shared_users(model).items():
         if name not in planned_sharing and len({place(program, user) for user in users}) > 1:
             raise NotExecutableError(
-                f"operators[{users[-1]}].shared_weights: the model shares {name!r} with operator {users[0]}, in another "
-                "stage or layout, the problem does not say so; add it to the problem and plan again"
+                f"operators[{users[-1]}].shared_weights: the model shares {name!r} with operator {users[0]}, in "
+                "another stage or layout, the problem does not say so; add it to the problem and plan again"
             )
 
 
 def _require_tensor_parallel(layer: Layer, degree: int, partition: int, where: str) -> None:
     if degree > 1 and layer.tensor_parallel(degree, partition) is None:
         raise NotExecutableError(
-            f"{where}: operator {layer.name!r} is not built for tensor parallel degree {degree}, partition {partition}; "
-            "plan with degrees that its module can be split into"
+            f"{where}: operator {layer.name!r} is not built for tensor parallel degree {degree}, partition "
+            f"{partition}; plan with degrees that its module can be split into"
         )
 
 
@@ -171,13 +173,17 @@ def place(program: Program, operator: int) -> tuple[int, int]:
 
 def build_layer(model: Model, operator: int, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Build an operator's module, with the same weights wherever and however often it is built."""
+    return _built(model, operator, seed, dtype, device).to(device)
+
+
+def _built(model: Model, operator: int, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     before = torch.get_default_dtype()
     cuda = [device] if device.type == "cuda" else []
     torch.set_default_dtype(dtype)
     try:
         with torch.random.fork_rng(devices=cuda), device:
             torch.manual_seed(seed * 1_000_003 + operator)
-            return model.layers[operator].build().to(device)
+            return model.layers[operator].build()
     finally:
         torch.set_default_dtype(before)
 
@@ -196,13 +202,13 @@ def boundary_shapes(model: Model, operators: int, dtype: torch.dtype) -> list[tu
     values = tuple(value.to(_floating(value, dtype)).to(meta) for value in batch.inputs)
     shapes = [tuple(TensorShape(tuple(value.shape[1:]), value.dtype, False) for value in values)]
     for operator in range(operators):
-        module = _on_meta(build_layer(model, operator, 0, dtype, meta))
+        module = _on_meta(_built(model, operator, 0, dtype, meta))
         values = as_tuple(module(*values))
         for value in values:
             if value.dim() == 0 or value.shape[0] != rows:
                 raise NotExecutableError(
-                    f"operator {model.layers[operator].name!r} returns a tensor of shape {tuple(value.shape)} for {rows} "
-                    "samples: the first dim must count samples"
+                    f"operator {model.layers[operator].name!r} returns a tensor of shape {tuple(value.shape)} for "
+                    f"{rows} samples: the first dim must count samples"
                 )
         shapes.append(tuple(TensorShape(tuple(value.shape[1:]), value.dtype, value.requires_grad) for value in values))
     return shapes

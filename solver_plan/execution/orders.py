@@ -1,8 +1,8 @@
 """The order of a team's computations, and where its sends and receives stand among them.
 
-Sends and receives are placed by playing the computations once, in time: when a computation ends, its send joins its own
-team's list and the receive joins the consumer's list at that same moment. So there is one moment for each pair, the same
-for both teams, and the lists run to their end even if every send waited for its receive.
+Sends and receives are placed by playing the computations once, in time: when a computation ends, its send joins its
+own team's list and the receive joins the consumer's list at that same moment. So there is one moment for each pair, the
+same for both teams, and the lists run to their end even if every send waited for its receive.
 """
 
 import heapq
@@ -10,14 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solver_plan.errors import NotExecutableError
-from solver_plan.execution.actions import Action, ActionKind
+from solver_plan.execution.actions import COMPUTATIONS, Action, ActionKind
 
-F, B, I, W = (
-    ActionKind.FORWARD,
-    ActionKind.BACKWARD,
-    ActionKind.BACKWARD_INPUT,
-    ActionKind.BACKWARD_WEIGHT,
-)
+FORWARD, BACKWARD = ActionKind.FORWARD, ActionKind.BACKWARD
+INPUT, WEIGHT = ActionKind.BACKWARD_INPUT, ActionKind.BACKWARD_WEIGHT
 
 
 def one_forward_one_backward(stages: int, micro_batches: int) -> tuple[tuple[Action, ...], ...]:
@@ -28,11 +24,11 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> tuple[tuple[Act
     orders: list[tuple[Action, ...]] = []
     for stage in range(stages):
         ahead = min(stages - stage - 1, micro_batches)
-        actions = [Action(stage, F, micro_batch) for micro_batch in range(ahead)]
+        actions = [Action(stage, FORWARD, micro_batch) for micro_batch in range(ahead)]
         for micro_batch in range(micro_batches):
             if micro_batch + ahead < micro_batches:
-                actions.append(Action(stage, F, micro_batch + ahead))
-            actions.append(Action(stage, B, micro_batch))
+                actions.append(Action(stage, FORWARD, micro_batch + ahead))
+            actions.append(Action(stage, BACKWARD, micro_batch))
         orders.append(tuple(actions))
     return tuple(orders)
 
@@ -46,7 +42,7 @@ class Durations:
 
     def of(self, kind: ActionKind) -> float:
         """Return the time of a computation; I and W take half of B each."""
-        return {F: self.forward_ms, B: self.backward_ms}.get(kind, self.backward_ms / 2)
+        return {FORWARD: self.forward_ms, BACKWARD: self.backward_ms}.get(kind, self.backward_ms / 2)
 
 
 @dataclass(frozen=True)
@@ -94,11 +90,11 @@ def play(orders: Sequence[Sequence[Action]], durations: Sequence[Durations]) -> 
 
     def ready_at(action: Action) -> float | None:
         assert action.micro_batch is not None
-        if action.kind is F:
-            return 0.0 if action.stage == 0 else arrived.get((action.stage, F, action.micro_batch))
-        if action.kind is W or action.stage == last_stage:
+        if action.kind is FORWARD:
+            return 0.0 if action.stage == 0 else arrived.get((action.stage, FORWARD, action.micro_batch))
+        if action.kind is WEIGHT or action.stage == last_stage:
             return 0.0
-        return arrived.get((action.stage, B, action.micro_batch))
+        return arrived.get((action.stage, BACKWARD, action.micro_batch))
 
     while True:
         best: tuple[float, int] | None = None
@@ -121,7 +117,9 @@ def play(orders: Sequence[Sequence[Action]], durations: Sequence[Durations]) -> 
         clock[team] = start + durations[action.stage].of(action.kind)
         actions[team].append(action)
         timeline[team].append(Timed(action, start, clock[team]))
-        if (action.kind is F and action.stage < last_stage) or (action.kind in (B, I) and action.stage > 0):
+        if (action.kind is FORWARD and action.stage < last_stage) or (
+            action.kind in (BACKWARD, INPUT) and action.stage > 0
+        ):
             heapq.heappush(in_flight, (clock[team], counter, action))
             counter += 1
     _require_finished(orders, position)
@@ -136,9 +134,9 @@ def _deliver(
     arrived: dict[tuple[int, ActionKind, int], float],
 ) -> None:
     assert action.micro_batch is not None
-    forward = action.kind is F
+    forward = action.kind is FORWARD
     consumer = action.stage + 1 if forward else action.stage - 1
-    arrived[consumer, F if forward else B, action.micro_batch] = end
+    arrived[consumer, FORWARD if forward else BACKWARD, action.micro_batch] = end
     if team_of[consumer] != team_of[action.stage]:
         send, receive = (
             (ActionKind.SEND_FORWARD, ActionKind.RECEIVE_FORWARD)
@@ -188,12 +186,12 @@ def with_sharding(
     for action in actions:
         stage = action.stage
         level = sharding[stage]
-        computes = action.kind in (F, B, I, W)
+        computes = action.kind in COMPUTATIONS
         if computes and level and stage not in gathered:
             lists.append(Action(stage, ActionKind.UNSHARD))
             gathered.add(stage)
         lists.append(action)
-        if action.kind in (B, W):
+        if action.kind in (BACKWARD, WEIGHT):
             backwards[stage] += 1
             if stage in reduced and (level >= 2 or backwards[stage] == micro_batches):
                 lists.append(Action(stage, ActionKind.REDUCE))

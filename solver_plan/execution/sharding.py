@@ -53,7 +53,8 @@ def _all_reduce(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) ->
     for gradients in by_type.values():
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat, group=group)
-        for gradient, summed in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        sizes = [gradient.numel() for gradient in gradients]
+        for gradient, summed in zip(gradients, torch.split(flat, sizes), strict=True):
             gradient.copy_(summed.view_as(gradient))
 
 

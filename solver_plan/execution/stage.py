@@ -107,13 +107,17 @@ class StageModule(nn.Module):
         self.exchanges = tuple(exchanges)
         """Behind each segment but the last."""
 
+    def placed(self) -> list[PlacedOperator]:
+        """Return the operators in order."""
+        return [module for module in self.modules() if isinstance(module, PlacedOperator)]
+
     def forward(self, *values: torch.Tensor) -> Values:
         """Run the stage on this rank's rows of a micro-batch."""
         for index, segment in enumerate(self.segments):
             values = segment(*values)
             exchange = self.exchanges[index] if index < len(self.exchanges) else None
             if exchange is not None:
-                values = _ExchangeFunction.apply(exchange, *values)
+                values = _ExchangeFunction.apply(exchange, *values)  # type: ignore[no-untyped-call]
         return values
 
 

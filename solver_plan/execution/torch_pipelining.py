@@ -6,7 +6,6 @@ long as they are needed; `TeamRuntime` keeps the losses by micro-batch. FSDP's r
 """
 
 import logging
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
@@ -28,7 +28,7 @@ from solver_plan.execution.measure import MemoryMeter
 
 TESTED_VERSIONS = ("2.13",)
 
-# FSDP warns of outputs that are views, for in-place operations would lose its hooks: there are none on a stage's outputs
+# FSDP warns of outputs that are views, as in-place operations would lose its hooks: a stage's outputs see none
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 # weights split over tensor ranks and sharded over replicas are gathered in two steps; nothing could be done about it
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -49,7 +49,7 @@ def require_tested_version() -> None:
 
 def settled(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose collective has ended: a send must not read it earlier."""
-    return cast(torch.Tensor, value.wait()) if isinstance(value, AsyncCollectiveTensor) else value
+    return value.wait() if isinstance(value, AsyncCollectiveTensor) else value
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class StageOptions:
     outputs: Values
     peers: StagePeers
     backward_input_is_whole: bool
-    """Run I as the whole backward and W as nothing: recomputation would otherwise run again for each group of weights."""
+    """Run I as the whole backward and W as nothing: recomputation would else run again for each group of weights."""
     splits_backward: bool
     """The order has I and W for this stage."""
     reduce: Callable[[], None]
@@ -215,7 +215,7 @@ class TeamStage(PipelineStage):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Values:
         """Run the module; an order with I detaches outputs in place, which a view or an input would not survive."""
-        outputs = cast(Values, super().forward_maybe_with_nosync(*args, **kwargs))
+        outputs: Values = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
         if not self.options.splits_backward:
             return outputs
         return tuple(
@@ -227,7 +227,7 @@ class TeamStage(PipelineStage):
         """Run the forward of a micro-batch."""
         began = time.perf_counter()
         with self.memory.forward(self.stage_index, fwd_chunk_id, self.submod):
-            outputs = cast(Values, super().forward_one_chunk(fwd_chunk_id, *args, **kwargs))
+            outputs = cast("Values", super().forward_one_chunk(fwd_chunk_id, *args, **kwargs))
         self.record(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), began, time.perf_counter())
         return outputs
 
@@ -269,7 +269,9 @@ class TeamRuntime(_PipelineScheduleRuntime):
         loss: Callable[[Values, Values], torch.Tensor],
         teams: Sequence[Sequence[Action]],
     ) -> None:
-        super().__init__(list(stages), micro_batches, loss_fn=loss, scale_grads=False)
+        super().__init__(  # type: ignore[no-untyped-call]
+            list(stages), micro_batches, loss_fn=loss, scale_grads=False
+        )
         self._prepare_schedule_with_comms(
             {team: [_Action.from_str(str(action)) for action in actions] for team, actions in enumerate(teams)},
             format="compute_comms",
@@ -306,7 +308,8 @@ class TeamRuntime(_PipelineScheduleRuntime):
         self, stage: PipelineStage, output: Values, target_mbs: list[Values], mb_index: int, loss_kwargs: object = None
     ) -> None:
         if stage.is_last:
-            loss = self._compute_loss(output, target_mbs[mb_index])
+            assert self._loss_fn is not None
+            loss = self._loss_fn(output, target_mbs[mb_index])
             self.loss_of[mb_index] = loss
             self.loss_values[mb_index] = loss.detach().clone()
 
@@ -317,7 +320,7 @@ class TeamRuntime(_PipelineScheduleRuntime):
         """Losses are kept by micro-batch."""
 
 
-def shard_over(module: nn.Module, mesh: dist.DeviceMesh) -> None:
+def shard_over(module: nn.Module, mesh: DeviceMesh) -> None:
     """Shard a module's weights, gradients and optimizer state over a mesh, gradients summed and not averaged."""
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     assert isinstance(module, FSDPModule)
@@ -340,6 +343,8 @@ def reduce_scatter_gradients(module: nn.Module, *, keep_weights: bool) -> None:
     root._root_post_backward_final_callback()
 
 
-def bytes_of(meta: torch.Tensor) -> int:
-    """Return the bytes that a tensor of this shape and type holds."""
-    return math.prod(meta.shape) * meta.element_size()
+def join_fake_world(rank: int, world_size: int) -> None:
+    """Join a world in which nobody else exists and collectives do nothing; once in a process."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)

@@ -1,8 +1,8 @@
 """Which rows go from which rank to which where two layouts meet.
 
-A micro-batch of R rows lies on a side of d replicas and t tensor ranks: replica j holds rows [j R / d, (j + 1) R / d), the
-same on each of its tensor ranks. Each receiving rank takes every row it needs from one tensor rank of the replica that
-holds it: from rank k mod t of the sender for the receiver's tensor rank k, so that senders share the work.
+A micro-batch of R rows lies on a side of d replicas and t tensor ranks: replica j holds rows [j R / d, (j + 1) R / d),
+the same on each of its tensor ranks. Each receiving rank takes every row it needs from one tensor rank of the replica
+that holds it: from rank k mod t of the sender for the receiver's tensor rank k, so that senders share the work.
 Gradients go back by the same rule with the sides exchanged.
 """
 

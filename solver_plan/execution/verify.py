@@ -1,8 +1,8 @@
 """Check of a program before any process starts: complete work, matching communication, no deadlock.
 
 The check plays the teams' lists under the strictest rules that a backend may have: a send ends only when its receive
-stands at the head of the other list, and a collective blocks all its ranks. A program that runs to its end so runs under
-weaker rules too.
+stands at the head of the other list, and a collective blocks all its ranks. A program that runs to its end so runs
+under weaker rules too.
 """
 
 import itertools
