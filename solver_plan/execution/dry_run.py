@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import torch.distributed as dist
 
-from solver_plan.errors import RunFailedError
+from solver_plan.errors import InputError, RunFailedError
 from solver_plan.execution.groups import create_groups
 from solver_plan.execution.program import Program
 from solver_plan.execution.torch_pipelining import join_fake_world, require_tested_version
@@ -26,6 +26,14 @@ class DryRun:
     meshes: tuple[tuple[int, int, int, int], ...]
     """(stage, segment, data parallel degree, tensor parallel degree) of the meshes built."""
     seconds: float
+
+
+def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
+    """Return the ranks of a comma list. Raises `InputError`."""
+    ranks = text.split(",")
+    if not all(rank.isdecimal() and int(rank) < world_size for rank in ranks):
+        raise InputError(f"ranks: found {text[:40]!r}; a comma list of ranks below {world_size}")
+    return tuple(map(int, ranks))
 
 
 def dry_run(program: Program, ranks: Sequence[int] = (0,)) -> tuple[DryRun, ...]:

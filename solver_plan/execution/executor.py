@@ -121,6 +121,7 @@ class Executor:
             self.modules[index] = module
             options = _stage_options(program, index, self.rank, shapes, replicas.reduce)
             stages.append(TeamStage(module, options, groups.alone, self.device, self._clock.record, self.memory))
+        self._seed_dropout(seed)
         parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
         self.optimizer = optimizer(parameters) if optimizer is not None and parameters else None
         pipeline = [[a for a in actions if a.kind not in _AFTERWARDS] for actions in program.team_actions]
@@ -196,6 +197,17 @@ class Executor:
             for index, operator in zip(range(*self.program.stages[stage].operators), placed, strict=True):
                 found[index] = operator.module
         return found
+
+    def _seed_dropout(self, seed: int) -> None:
+        """Let the tensor ranks of a replica draw the same numbers: what each computes whole must stay equal on all.
+
+        Replicas draw different ones, unless the stage's layout changes within it.
+        """
+        if self.team is None:
+            return
+        stage = self.program.stages[self.stage_indices[0]]
+        replica = stage.side(0).place(self.rank)[0] if len(stage.segments) == 1 else 0
+        torch.manual_seed((seed * 10_007 + self.team) * 10_007 + replica)
 
     def _rows(self, values: Values, stage: int, segment: int) -> list[Values]:
         """Cut this rank's rows of each micro-batch out of the global batch."""

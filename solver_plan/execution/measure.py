@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from solver_plan.execution.torch_pipelining import settled
+
 
 class MemoryMeter:
     """Counts what this rank holds; see the module."""
@@ -78,5 +80,5 @@ class MemoryMeter:
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     assert isinstance(part, torch.Tensor)
-    storage = part.untyped_storage()
+    storage = settled(part).untyped_storage()
     return storage.data_ptr(), storage.nbytes()

@@ -19,6 +19,7 @@ from solver_plan.execution.program import Program
 from solver_plan.execution.torch_pipelining import require_tested_version
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.profiles.loading import load_description
 
 Data = Iterable[Batch | Sequence[torch.Tensor | Values]]
 """Global batches: a `Batch`, or (inputs, targets), each a tensor or several, as a `DataLoader` gives them."""
@@ -134,7 +135,18 @@ def prepare(
 def _named_model(problem: ParallelismProblem) -> Model:
     if problem.model is None:
         raise InputError("model: the problem names none; give one, as models/gpt.py:gpt3_1_3b")
-    raise InputError(f"model: {problem.model!r} has no torch modules; give a model that has")
+    return load_model(problem.model)
+
+
+def load_model(source: str) -> Model:
+    """Return the modules of a model named as ``models/gpt.py:gpt3_1_3b``. Raises `InputError`."""
+    description = load_description(source)
+    if description.modules is None:
+        raise InputError(f"model: {source!r} describes no torch modules (`modules`); it can be planned, not run")
+    found = description.modules()
+    if not isinstance(found, Model):
+        raise InputError(f"model: {source!r} builds a {type(found).__name__}; `modules` returns a Model")
+    return found
 
 
 def _train(program: Program, model: Model, training: Training, device: torch.device | None) -> RankReport:

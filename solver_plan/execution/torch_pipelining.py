@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,9 @@ from torch.distributed.pipelining.stage import _RecvInfo
 
 from solver_plan.errors import NotExecutableError
 from solver_plan.execution.actions import Action, ActionKind
-from solver_plan.execution.measure import MemoryMeter
+
+if TYPE_CHECKING:
+    from solver_plan.execution.measure import MemoryMeter
 
 TESTED_VERSIONS = ("2.13",)
 
@@ -32,6 +34,8 @@ TESTED_VERSIONS = ("2.13",)
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 # weights split over tensor ranks and sharded over replicas are gathered in two steps; nothing could be done about it
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+# where an action fails the runtime logs the whole schedule, once for each rank; the error itself is raised
+logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 
 Values = tuple[torch.Tensor, ...]
 Record = Callable[[Action, float, float], None]
@@ -109,7 +113,7 @@ class TeamStage(PipelineStage):
         alone: dist.ProcessGroup,
         device: torch.device,
         record: Record,
-        memory: MemoryMeter,
+        memory: "MemoryMeter",
     ) -> None:
         def nothing() -> None:
             return None
