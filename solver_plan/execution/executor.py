@@ -155,6 +155,8 @@ class Executor:
         self.memory.sample_state(self.modules.values(), self.optimizer)
         loss = self._global_loss(losses)
         seconds = time.perf_counter() - self._clock.began
+        # counting takes time, and every step is alike
+        self.memory.counting = False
         self.steps.append(Step(loss, began_s, seconds, tuple(self._clock.actions)))
         return self.steps[-1]
 
