@@ -15,7 +15,7 @@ from solver_plan.execution.program import Program
 from solver_plan.parallelism.plan import Layout, Stage
 from tests.execution.cases import plan, problem, stage
 from tests.execution.equality import Trained, alone, difference, together
-from tests.execution.models import names, transformer
+from tests.execution.small_models import names, transformer
 
 SAMPLES = 8
 TOLERANCE = 1e-12

@@ -24,7 +24,7 @@ from solver_plan.execution.model import Batch, Model, Values, model_of_modules
 from solver_plan.execution.run import RunReport, Training, run
 from solver_plan.parallelism.plan import Layout, ParallelismPlan
 from tests.execution.cases import plan, problem, stage
-from tests.execution.models import names, transformer
+from tests.execution.small_models import names, transformer
 
 MODEL = transformer(2)
 FOUR = problem(names(MODEL), 4)
