@@ -231,36 +231,39 @@ def _logits(tensor_parallel: int, partition: int) -> TensorParallel:
     return TensorParallel({"linear": ColwiseParallel(output_layouts=Replicate())})
 
 
-def _split(inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]) -> Callable[[int, int], TensorParallel]:
+def split_as(inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]) -> Callable[[int, int], TensorParallel]:
+    """Return the choice of an operator without weights that runs on each rank's share."""
+
     def choice(tensor_parallel: int, partition: int) -> TensorParallel:
         return TensorParallel(inputs=inputs, outputs=outputs)
 
     return choice
 
 
-_HEADS, _WIDE = (None, 1, 1), (None, 2)
+HEADS, WIDE = (None, 1, 1), (None, 2)
 """Residual whole, values and scores split by heads; residual whole, the other split by columns."""
 
-_Kind = tuple[Callable[[Transformer, float], nn.Module], Callable[[int, int], TensorParallel | None]]
+Kind = tuple[Callable[[Transformer, float], nn.Module], Callable[[int, int], TensorParallel | None]]
+"""Module of a kind of operator, from shape and dropout; and how it is split over tensor ranks."""
 
 
-def _kinds(shape: Transformer) -> dict[str, _Kind]:
-    """Module and split of each kind of operator."""
+def kinds_of(shape: Transformer) -> dict[str, Kind]:
+    """Return module and split of each kind of operator of a decoder."""
     ways = 2 if shape.gated else 1
     return {
         "embedding": (Embedding, _vocabulary),
         "first_norm": (partial(Norm, last=False), whole),
         "attention_qkv": (QueryKeyValue, _columns),
-        "attention_score": (Score, _split(_WIDE, _HEADS)),
-        "attention_softmax": (Softmax, _split(_HEADS, _HEADS)),
-        "attention_dropout": (AttentionDropout, _split(_HEADS, _HEADS)),
-        "attention_context": (Context, _split(_HEADS, _WIDE)),
-        "attention_core": (FlashCore, _split(_WIDE, _WIDE)),
+        "attention_score": (Score, split_as(WIDE, HEADS)),
+        "attention_softmax": (Softmax, split_as(HEADS, HEADS)),
+        "attention_dropout": (AttentionDropout, split_as(HEADS, HEADS)),
+        "attention_context": (Context, split_as(HEADS, WIDE)),
+        "attention_core": (FlashCore, split_as(WIDE, WIDE)),
         "attention_dense": (partial(Product, inner=shape.attended, columns=shape.hidden), _rows),
         "attention_dropout_add": (DropoutAdd, whole),
         "second_norm": (partial(Norm, last=False), whole),
         "mlp_in": (partial(Product, inner=shape.hidden, columns=ways * shape.feed_forward), _columns),
-        "mlp_activation": (Activation, _split(_WIDE, _WIDE)),
+        "mlp_activation": (Activation, split_as(WIDE, WIDE)),
         "mlp_out": (partial(Product, inner=shape.feed_forward, columns=shape.hidden), _rows),
         "mlp_dropout_add": (DropoutAdd, whole),
         "final_norm": (partial(Norm, last=True), whole),
@@ -279,7 +282,7 @@ def decoder(shape: Transformer, operators: Sequence[OperatorDescription], dropou
         Probability; None: 0.1 where the shape has dropout, else 0.
     """
     probability = (0.1 if shape.dropout else 0.0) if dropout is None else dropout
-    kinds = _kinds(shape)
+    kinds = kinds_of(shape)
     tied = {"embedding": "tokens.weight", "head": "linear.weight"} if shape.tied_head else {}
     layers = tuple(
         Layer(

@@ -2,15 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from solver_plan.errors import InputError
-from solver_plan.execution.actions import Action, ActionKind
-from solver_plan.execution.comparison import Executed, RankReport, Step
+from solver_plan.execution.actions import ActionKind
+from solver_plan.execution.clock import StepClock
+from solver_plan.execution.comparison import RankReport, Step
 from solver_plan.execution.groups import create_groups
 from solver_plan.execution.launch import require_world_size
 from solver_plan.execution.measure import MemoryMeter
@@ -43,17 +43,6 @@ MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 def adamw(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW at a learning rate of 1e-4, the optimizer where none is given."""
     return torch.optim.AdamW(parameters, lr=1e-4)
-
-
-@dataclass
-class _Clock:
-    """Times of the actions of the step that runs."""
-
-    began: float = 0.0
-    actions: list[Executed] = field(default_factory=list)
-
-    def record(self, action: Action, start: float, end: float) -> None:
-        self.actions.append(Executed(str(action), start - self.began, end - self.began))
 
 
 class Executor:
@@ -107,20 +96,22 @@ class Executor:
         self.team = program.team_of_rank.get(self.rank)
         self.stage_indices = () if self.team is None else program.teams[self.team].stages
         self.steps: list[Step] = []
-        self._clock = _Clock()
+        self._clock = StepClock(self.device)
         end = max((program.stages[index].operators[1] for index in self.stage_indices), default=0)
         shapes = boundary_shapes(model, end, dtype)
         groups = create_groups(program, self.device.type, timeout_s)
         self._shared_groups = [None if s.group is None else groups.group(s.group) for s in program.shared_weights]
         self.modules: dict[int, StageModule] = {}
-        self.memory = MemoryMeter(self.device)
+        self.memory = MemoryMeter(
+            self.device, [index for index in self.stage_indices if program.stages[index].sharding]
+        )
         stages: list[TeamStage] = []
         for index in self.stage_indices:
             module = build_stage(program, model, index, groups, seed=seed, dtype=dtype, device=self.device)
             replicas = Replicas(program, index, module, groups)
             self.modules[index] = module
             options = _stage_options(program, index, self.rank, shapes, replicas.reduce)
-            stages.append(TeamStage(module, options, groups.alone, self.device, self._clock.record, self.memory))
+            stages.append(TeamStage(module, options, groups.alone, self.device, self._clock, self.memory))
         self._seed_dropout(seed)
         parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
         self.optimizer = optimizer(parameters) if optimizer is not None and parameters else None
@@ -130,10 +121,10 @@ class Executor:
 
     def step(self, batch: Batch) -> Step:
         """Train on one global batch, the same on every rank; each takes the rows it needs."""
-        self._clock.began = time.perf_counter()
-        self._clock.actions = []
-        began_s = time.time()
+        began_s, began = time.time(), time.perf_counter()
+        self._clock.begin()
         self.zero_gradients()
+        self.memory.sample_state(self.modules.values(), self.optimizer)
         losses: list[torch.Tensor] = []
         if self._runtime is not None:
             first = 0 in self.modules
@@ -144,20 +135,21 @@ class Executor:
             )
             self.memory.sample_state(self.modules.values(), self.optimizer)
         for action in self._afterwards:
-            start = time.perf_counter()
+            start = self._clock.mark()
             if action.kind is ActionKind.REDUCE_SHARED:
                 assert action.micro_batch is not None
                 self._sum_shared(action.micro_batch)
             elif self.optimizer is not None and action == self._afterwards[-1]:
                 # one optimizer holds the parameters of all stages of this rank
                 self.optimizer.step()
-            self._clock.record(action, start, time.perf_counter())
+            self._clock.record(action, start)
         self.memory.sample_state(self.modules.values(), self.optimizer)
         loss = self._global_loss(losses)
-        seconds = time.perf_counter() - self._clock.began
+        actions = self._clock.end()
+        seconds = time.perf_counter() - began
         # counting takes time, and every step is alike
         self.memory.counting = False
-        self.steps.append(Step(loss, began_s, seconds, tuple(self._clock.actions)))
+        self.steps.append(Step(loss, began_s, seconds, actions))
         return self.steps[-1]
 
     def report(self) -> RankReport:

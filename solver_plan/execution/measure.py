@@ -5,7 +5,7 @@ where they are largest, and the activations kept for the backward (each storage 
 micro-batches in flight.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -18,21 +18,29 @@ from solver_plan.execution.torch_pipelining import settled
 class MemoryMeter:
     """Counts what this rank holds; see the module."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, sharded_stages: Collection[int]) -> None:
         self.device = device
+        self.sharded_stages = sharded_stages
         self.state_bytes = 0
-        """Weights, gradients and optimizer state at their most."""
+        """Weights, gradients and optimizer state at their most, between computations."""
         self.activation_bytes = 0
         """Activations kept for the backward at their most."""
         self.counting = device.type != "cuda"
         self._held: dict[tuple[int, int], dict[int, int]] = {}
+        self._state: set[int] = set()
+        self._gathered: dict[tuple[int, str], int] = {}
 
     @property
     def peak_bytes(self) -> int:
         """The most that was held."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
-        return self.state_bytes + self.activation_bytes
+        return self.state_bytes + self.activation_bytes + self.gathered_bytes
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Whole weights and gradients of sharded stages, held while they compute."""
+        return sum(self._gathered.values())
 
     @contextmanager
     def forward(self, stage: int, micro_batch: int, module: nn.Module) -> Iterator[None]:
@@ -40,7 +48,8 @@ class MemoryMeter:
         if not self.counting:
             yield
             return
-        weights = {_storage(tensor)[0] for tensor in (*module.parameters(), *module.buffers())}
+        weights = dict(_storage(tensor) for tensor in (*module.parameters(), *module.buffers()))
+        self._gather(stage, "weights", weights)
         held = self._held[stage, micro_batch] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,9 +67,18 @@ class MemoryMeter:
         if self.counting and (stage, micro_batch) in self._held:
             self._held[stage, micro_batch].update(map(_storage, values))
 
-    def release(self, stage: int, micro_batch: int) -> None:
-        """Forget what a backward has used up."""
+    def backward(self, stage: int, micro_batch: int, module: nn.Module) -> None:
+        """Forget what a backward has used up, and count the gradients that it has left."""
         self._held.pop((stage, micro_batch), None)
+        if self.counting:
+            gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+            self._gather(stage, "gradients", dict(map(_storage, gradients)))
+
+    def _gather(self, stage: int, what: str, found: dict[int, int]) -> None:
+        if stage not in self.sharded_stages:
+            return
+        beside = sum(size for key, size in found.items() if key not in self._state)
+        self._gathered[stage, what] = max(self._gathered.get((stage, what), 0), beside)
 
     def sample_state(self, modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
         """Count weights, gradients and optimizer state as they are now."""
@@ -75,6 +93,7 @@ class MemoryMeter:
         for state in optimizer.state.values() if optimizer is not None else ():
             held.update(_storage(value) for value in state.values() if isinstance(value, torch.Tensor))
         self.state_bytes = max(self.state_bytes, sum(held.values()))
+        self._state = set(held)
 
 
 def _storage(tensor: torch.Tensor) -> tuple[int, int]:

@@ -6,7 +6,6 @@ long as they are needed; `TeamRuntime` keeps the losses by micro-batch. FSDP's r
 """
 
 import logging
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from torch.distributed.pipelining.stage import _RecvInfo
 
 from solver_plan.errors import NotExecutableError
 from solver_plan.execution.actions import Action, ActionKind
+from solver_plan.execution.clock import StepClock
 
 if TYPE_CHECKING:
     from solver_plan.execution.measure import MemoryMeter
@@ -38,8 +38,6 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
 
 Values = tuple[torch.Tensor, ...]
-Record = Callable[[Action, float, float], None]
-"""Called with an action and the seconds of `time.perf_counter` at which it began and ended."""
 
 
 def require_tested_version() -> None:
@@ -112,7 +110,7 @@ class TeamStage(PipelineStage):
         options: StageOptions,
         alone: dist.ProcessGroup,
         device: torch.device,
-        record: Record,
+        clock: StepClock,
         memory: "MemoryMeter",
     ) -> None:
         def nothing() -> None:
@@ -129,7 +127,7 @@ class TeamStage(PipelineStage):
             dw_builder=(lambda: nothing) if options.backward_input_is_whole else None,
         )
         self.options = options
-        self.record = record
+        self.clock = clock
         self.memory = memory
         # one logical rank for each team; the base class only checks these against each other
         self.group_rank, self.group_size = options.team, options.teams
@@ -229,10 +227,10 @@ class TeamStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Values:
         """Run the forward of a micro-batch."""
-        began = time.perf_counter()
+        began = self.clock.mark()
         with self.memory.forward(self.stage_index, fwd_chunk_id, self.submod):
             outputs = cast("Values", super().forward_one_chunk(fwd_chunk_id, *args, **kwargs))
-        self.record(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), began, time.perf_counter())
+        self.clock.record(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), began)
         return outputs
 
     def backward_one_chunk(
@@ -243,24 +241,25 @@ class TeamStage(PipelineStage):
         last_backward: bool = False,
     ) -> None:
         """Run B or I of a micro-batch."""
-        began = time.perf_counter()
+        began = self.clock.mark()
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self._drop_buffers(bwd_chunk_id)
-        self.memory.release(self.stage_index, bwd_chunk_id)
+        self.memory.backward(self.stage_index, bwd_chunk_id, self.submod)
         kind = ActionKind.BACKWARD if full_backward else ActionKind.BACKWARD_INPUT
-        self.record(Action(self.stage_index, kind, bwd_chunk_id), began, time.perf_counter())
+        self.clock.record(Action(self.stage_index, kind, bwd_chunk_id), began)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run W of a micro-batch."""
-        began = time.perf_counter()
+        began = self.clock.mark()
         super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-        self.record(Action(self.stage_index, ActionKind.BACKWARD_WEIGHT, bwd_chunk_id), began, time.perf_counter())
+        self.memory.backward(self.stage_index, bwd_chunk_id, self.submod)
+        self.clock.record(Action(self.stage_index, ActionKind.BACKWARD_WEIGHT, bwd_chunk_id), began)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Sum the gradients over the replicas."""
-        began = time.perf_counter()
+        began = self.clock.mark()
         self.options.reduce()
-        self.record(Action(self.stage_index, ActionKind.REDUCE), began, time.perf_counter())
+        self.clock.record(Action(self.stage_index, ActionKind.REDUCE), began)
 
 
 class TeamRuntime(_PipelineScheduleRuntime):
@@ -329,6 +328,8 @@ def shard_over(module: nn.Module, mesh: DeviceMesh) -> None:
     fully_shard(module, mesh=mesh, reshard_after_forward=False)
     assert isinstance(module, FSDPModule)
     module.set_gradient_divide_factor(1.0)
+    # in 32 and 16 bit FSDP would fold the factor into the reduction, which gloo cannot do
+    module.set_force_sum_reduction_for_comms(True)
 
 
 def reduce_scatter_gradients(module: nn.Module, *, keep_weights: bool) -> None:

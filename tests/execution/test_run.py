@@ -113,6 +113,23 @@ def test_memory_counts_what_is_held(report: tuple[RunReport, Path]) -> None:
     assert found.reports[2].activation_bytes == whole.reports[2].activation_bytes
 
 
+def test_sharding_shrinks_what_is_held() -> None:
+    """In 32 bit, where FSDP reduces in another way than in 64; losses are those of replicas all the same."""
+    held: list[tuple[int, int]] = []
+    losses: list[tuple[float, ...]] = []
+    for level in range(4):
+        sharded = plan(FOUR, [stage((0, 8), range(4), sharding=level)], 4)
+        found = run(FOUR, sharded, Training(steps=2), model=MODEL, local=4)
+        held.append((found.reports[0].state_bytes, found.reports[0].peak_bytes))
+        losses.append(found.losses)
+    replicated, one, two, three = held
+    assert one[0] == two[0] == three[0] < 0.3 * replicated[0]
+    assert replicated[1] > one[1] >= two[1]
+    assert three[1] > three[0]
+    for other in losses[1:]:
+        assert other == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_trace_has_planned_and_executed_order(report: tuple[RunReport, Path]) -> None:
     found, path = report
     events = json.loads(path.read_text())["traceEvents"]
