@@ -216,14 +216,13 @@ class TeamStage(PipelineStage):
     # Computation, with its time taken.
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Values:
-        """Run the module; an order with I detaches outputs in place, which a view or an input would not survive."""
+        """Run the module.
+
+        After I the runtime detaches the outputs in place. W still needs those that operators of the stage have saved,
+        and views cannot be detached so: where the order has I and W, the outputs are copies.
+        """
         outputs: Values = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
-        if not self.options.splits_backward:
-            return outputs
-        return tuple(
-            output.clone() if output._is_view() or any(output is value for value in args) else output
-            for output in outputs
-        )
+        return tuple(output.clone() for output in outputs) if self.options.splits_backward else outputs
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Values:
         """Run the forward of a micro-batch."""

@@ -97,14 +97,14 @@ FOUR = {
     "dp2 x tp2, ZeRO 3": Case([stage((0, 8), range(4), 2, sharding=3)]),
     "three layouts in a stage": Case([stage((0, 8), range(4), layout=THREE_LAYOUTS)], 4),
     "three layouts in a stage, ZeRO 3": Case([stage((0, 8), range(4), layout=THREE_LAYOUTS, sharding=3)], 4),
+    "shared weights of two layouts in a stage, ZeRO 2": Case(
+        [stage((0, 8), range(4), layout=layouts(((0, 3), 2), ((3, 8), 1)), sharding=2)], 4, tied=True
+    ),
     "shared weights, tp2 and dp2": Case([stage((0, 3), [0, 1], 2), stage((3, 8), [2, 3])], tied=True),
 }
 EIGHT = {
     "dp4 to dp2": Case([stage((0, 3), range(4)), stage((3, 8), [4, 5])], 4),
     "dp2 x tp2 to dp4": Case([stage((0, 3), range(4), 2), stage((3, 8), range(4, 8))], 4),
-    "dp2 x tp2 ZeRO 2 to tp2, shared weights": Case(
-        [stage((0, 3), range(4), 2, sharding=2), stage((3, 8), [4, 5], 2)], tied=True
-    ),
 }
 
 
