@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from models.wide_resnet import WideResNet
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle
 
+from models.wide_resnet import WideResNet
 from solver_plan.execution.model import Batch, Layer, Model, TensorParallel, Values, whole
 
 

@@ -223,10 +223,11 @@ def _shared_weights(
     problem: ParallelismProblem, stages: tuple[StageProgram, ...], groups: _Groups
 ) -> tuple[SharedWeights, ...]:
     """Return the weights that have more than one copy; operators of one segment use one copy together."""
+    owners = {operator.shares_weights_with for operator in problem.operators} - {None}
     users: dict[str, list[int]] = defaultdict(list)
     for operator, description in enumerate(problem.operators):
-        if description.shared_weights is not None:
-            users[description.shared_weights].append(operator)
+        if description.shares_weights_with is not None or description.name in owners:
+            users[description.shares_weights_with or description.name].append(operator)
     found: list[SharedWeights] = []
     for name, operators in users.items():
         places = {

@@ -55,7 +55,7 @@ class Layer:
     tensor_parallel: Callable[[int, int], TensorParallel | None] = whole
     """(tensor parallel degree, partition) -> how to split it; None: not built. Never asked for degree 1."""
     shared_weights: Mapping[str, str] = field(default_factory=dict)
-    """Name of weights shared with other operators -> the module's parameter."""
+    """First operator that has the same weights (this one, or one before) -> the module's parameter."""
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,14 @@ def require_same_operators(program: Program, model: Model) -> None:
         for operator in shared.operators:
             if shared.name not in model.layers[operator].shared_weights:
                 raise NotExecutableError(
-                    f"operators[{operator}].shared_weights: planned {shared.name!r}, the model's operator "
-                    f"{names[operator]!r} does not share it"
+                    f"operators[{operator}]: planned to share the weights of {shared.name!r}, the model's operator "
+                    f"{names[operator]!r} does not"
                 )
     planned_sharing = {shared.name for shared in program.shared_weights}
     for name, users in shared_users(model).items():
         if name not in planned_sharing and len({place(program, user) for user in users}) > 1:
             raise NotExecutableError(
-                f"operators[{users[-1]}].shared_weights: the model shares {name!r} with operator {users[0]}, in "
+                f"operators[{users[-1]}].shares_weights_with: the model shares the weights of {name!r}, which lies in "
                 "another stage or layout, the problem does not say so; add it to the problem and plan again"
             )
 

@@ -100,6 +100,7 @@ class SharedWeights:
     """Weights that operators of several stages (or segments) hold a copy of."""
 
     name: Name
+    """The first operator that has them."""
     operators: Annotated[tuple[Index, ...], Len(2)]
     stages: Annotated[tuple[Index, ...], Len(1)]
     group: Index | None

@@ -59,7 +59,7 @@ def problem(
                 name=name,
                 profile="any",
                 block_start=index in block_starts,
-                shared_weights=(shared or {}).get(index),
+                shares_weights_with=(shared or {}).get(index),
             )
             for index, name in enumerate(names)
         ),

@@ -110,7 +110,7 @@ def _batch(samples: int, generator: torch.Generator) -> Batch:
 
 def transformer(layers: int = 2, *, tied: bool = False) -> Model:
     """A transformer of three operators a layer."""
-    shared = {"embedding": "tokens.weight"} if tied else {}
+    shared = {"embed": "tokens.weight"} if tied else {}
     chain = [Layer("embed", Embed, _embed, shared)]
     for index in range(layers):
         chain += [
@@ -118,7 +118,7 @@ def transformer(layers: int = 2, *, tied: bool = False) -> Model:
             Layer(f"wide{index}", Wide, _wide),
             Layer(f"narrow{index}", Narrow, _narrow),
         ]
-    chain.append(Layer("head", Head, _head, {"embedding": "linear.weight"} if tied else {}))
+    chain.append(Layer("head", Head, _head, {"embed": "linear.weight"} if tied else {}))
     return Model(tuple(chain), _loss, _batch)
 
 

@@ -85,7 +85,7 @@ def test_recomputed_ranges_start_anew_at_blocks() -> None:
 
 
 def test_shared_weights_join_the_ranks_of_their_stages() -> None:
-    three = problem(NAMES, 3, shared={0: "embedding", 7: "embedding"})
+    three = problem(NAMES, 3, shared={7: "op0"})
     program = compile_plan(three, plan(three, [stage((0, 3), [0]), stage((3, 5), [1]), stage((5, 8), [2])], 2))
     (shared,) = program.shared_weights
     assert (shared.operators, shared.stages) == ((0, 7), (0, 2))
@@ -99,7 +99,7 @@ def test_shared_weights_join_the_ranks_of_their_stages() -> None:
 
 
 def test_shared_weights_in_one_segment_need_nothing() -> None:
-    one = problem(NAMES, 1, shared={0: "embedding", 7: "embedding"})
+    one = problem(NAMES, 1, shared={7: "op0"})
     assert compile_plan(one, plan(one, [stage((0, 8), [0])], 2)).shared_weights == ()
 
 

@@ -31,7 +31,7 @@ class Case:
     tied: bool = False
 
     def program(self, devices: int) -> Program:
-        shared = {0: "embedding", 7: "embedding"} if self.tied else None
+        shared = {7: "embed"} if self.tied else None
         made_for = problem(names(PLAIN), devices, shared=shared)
         compiled = compile_plan(made_for, plan(made_for, self.stages, self.micro_batch_size, self.orders))
         # ranks that a small plan leaves idle join the world all the same

@@ -60,9 +60,9 @@ def test_refusals_before_anything_starts() -> None:
         MODEL, layers=tuple(dataclasses.replace(layer, tensor_parallel=lambda t, p: None) for layer in MODEL.layers)
     )
     refused(NotExecutableError, "'embed' is not built for tensor parallel degree 4", plan=split, model=narrow)
-    refused(NotExecutableError, "the model shares 'embedding' with operator 0", model=transformer(2, tied=True))
-    tied = problem(names(MODEL), 4, shared={0: "embedding", 7: "embedding"})
-    refused(NotExecutableError, "does not share it", problem=tied, plan=plan(tied, PLAN.stages, 2))
+    refused(NotExecutableError, "the model shares the weights of 'embed'", model=transformer(2, tied=True))
+    tied = problem(names(MODEL), 4, shared={7: "embed"})
+    refused(NotExecutableError, "operator 'embed' does not", problem=tied, plan=plan(tied, PLAN.stages, 2))
     refused(InputError, "the problem names none", model=None)
 
 

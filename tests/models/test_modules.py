@@ -9,9 +9,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from models import gpt, llama
+from models import gpt, llama, t5, wide_resnet
+from models.t5_modules import encoder_decoder
 from models.transformer import chain, decoder_layer
 from models.transformer_modules import decoder
+from models.wide_resnet_modules import wide_resnet as build_wide_resnet
 from solver_plan import plan as find_plan
 from solver_plan.documents import write_document
 from solver_plan.execution.compile import compile_plan
@@ -43,15 +45,30 @@ def small_llama(tied: bool) -> Model:
     return decoder(shape, chain(shape, decoder_layer(shape)))
 
 
+def small_t5() -> Model:
+    """39 operators: 16 of the encoder, 21 of the decoder's layer, and 2."""
+    shapes = t5.t5("t5", layers=1, heads=4, head_dim=8, feed_forward=48, hidden=32, source=10, target=6, vocabulary=32)
+    return encoder_decoder(*shapes, t5.describe(*shapes).operators, dropout=0.0)
+
+
+def small_wide_resnet() -> Model:
+    """22 operators."""
+    return build_wide_resnet(wide_resnet.WideResNet(name="w", base=8, blocks=(1, 1), image=32, classes=16))
+
+
+ZERO_BUBBLE = ("0F0 0F1 0I0 0I1 0W0 0W1", "1F0 1I0 1F1 1W0 1I1 1W1")
+
+
 @dataclass(frozen=True)
 class Case:
     model: Model
     stages: Sequence[Stage]
+    orders: Sequence[str] | None = None
     shared: dict[int, str] | None = None
 
     def program(self) -> Program:
         made_for = problem([layer.name for layer in self.model.layers], 4, global_batch=SAMPLES, shared=self.shared)
-        compiled = compile_plan(made_for, plan(made_for, self.stages, MICRO_BATCH))
+        compiled = compile_plan(made_for, plan(made_for, self.stages, MICRO_BATCH, self.orders))
         return dataclasses.replace(compiled, world_size=4)
 
 
@@ -66,9 +83,21 @@ CASES = {
     "llama, tied head, tp2 to dp2": Case(
         small_llama(tied=True),
         [stage((0, 9), [0, 1], 2), stage((9, 23), [2, 3], sharding=2)],
-        {0: "embedding", 22: "embedding"},
+        shared={22: "embedding"},
     ),
     "llama, dp4 with ZeRO 3": Case(small_llama(tied=False), [stage((0, 23), range(4), sharding=3)]),
+    "t5, four stages": Case(
+        small_t5(),
+        [stage((0, 8), [0]), stage((8, 17), [1]), stage((17, 28), [2], recompute=[(18, 27)]), stage((28, 39), [3])],
+    ),
+    "t5, cut behind the encoder, zero bubble": Case(
+        small_t5(), [stage((0, 17), [0]), stage((17, 39), [1])], ZERO_BUBBLE
+    ),
+    "t5, tp2 to dp2": Case(small_t5(), [stage((0, 28), [0, 1], 2), stage((28, 39), [2, 3])]),
+    "wide resnet, two stages": Case(
+        small_wide_resnet(), [stage((0, 7), [0]), stage((7, 22), [1], recompute=[(8, 12)])]
+    ),
+    "wide resnet, tp2": Case(small_wide_resnet(), [stage((0, 7), [0, 1], 2), stage((7, 22), [2, 3], 2)]),
 }
 
 
@@ -93,7 +122,7 @@ def test_trains_as_in_one_process(name: str, differences: dict[str, float]) -> N
     assert differences[name] <= TOLERANCE
 
 
-SOURCES = ("models/gpt.py:tiny", "models/llama.py:tiny")
+SOURCES = tuple(f"models/{name}.py:tiny" for name in ("gpt", "llama", "t5", "wide_resnet"))
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -122,5 +151,5 @@ def test_a_found_plan_runs_unchanged_on_four_processes(
 
 
 def _cluster(source: str):  # type: ignore[no-untyped-def]
-    cluster = read_cluster("v100_4x32gb" if "gpt" in source else "a100_8x80gb")
+    cluster = read_cluster("a100_8x80gb" if "llama" in source else "v100_4x32gb")
     return dataclasses.replace(cluster, nodes=1, devices_per_node=4)
