@@ -187,9 +187,7 @@ class Executor:
     def _operator_modules(self) -> dict[int, nn.Module]:
         found: dict[int, nn.Module] = {}
         for stage, module in self.modules.items():
-            placed = module.placed()
-            for index, operator in zip(range(*self.program.stages[stage].operators), placed, strict=True):
-                found[index] = operator.module
+            found.update(zip(range(*self.program.stages[stage].operators), module.operators(), strict=True))
         return found
 
     def _seed_dropout(self, seed: int) -> None:

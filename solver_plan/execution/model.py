@@ -216,6 +216,8 @@ def boundary_shapes(model: Model, operators: int, dtype: torch.dtype) -> list[tu
 
 def as_tuple(outputs: torch.Tensor | Sequence[torch.Tensor]) -> Values:
     """Return an operator's outputs as a tuple; a single tensor is taken as a tuple of one."""
+    if type(outputs) is tuple:
+        return outputs
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
 
 

@@ -54,19 +54,12 @@ def _placement(dim: int | None) -> Placement:
     return Replicate() if dim is None else Shard(dim)
 
 
-class PlacedOperator(nn.Module):
-    """An operator on this rank, called with and returning a tuple."""
+@dataclass(frozen=True)
+class PlacedOperator:
+    """An operator on this rank: its module, and what brings the tensors before it into the split that it takes."""
 
-    def __init__(self, module: nn.Module, resplit: Resplit | None) -> None:
-        super().__init__()
-        self.module = module
-        self.resplit = resplit
-
-    def forward(self, *values: torch.Tensor) -> Values:
-        """Run the operator on tensors in the split that the operator before it left."""
-        if self.resplit is not None:
-            values = self.resplit(values)
-        return as_tuple(self.module(*values))
+    module: nn.Module
+    resplit: Resplit | None
 
 
 class SegmentModule(nn.Module):
@@ -76,15 +69,14 @@ class SegmentModule(nn.Module):
         self, operators: Sequence[PlacedOperator], runs: Sequence[tuple[int, int, bool]], last: Resplit | None
     ) -> None:
         super().__init__()
-        self.operators = nn.ModuleList(operators)
-        self.runs = tuple(runs)
-        """(first, end, recomputed) within the segment, in order."""
+        self.operators = nn.ModuleList([operator.module for operator in operators])
+        self.runs = tuple((tuple(operators[first:end]), recomputed) for first, end, recomputed in runs)
+        """Operators in order, and whether they are recomputed."""
         self.last = last
 
     def forward(self, *values: torch.Tensor) -> Values:
         """Run the operators; whole tensors come in and go out."""
-        for first, end, recomputed in self.runs:
-            run = self.operators[first:end]
+        for run, recomputed in self.runs:
             if recomputed and torch.is_grad_enabled():
                 values = checkpoint(_chain, run, *values, use_reentrant=False)
             else:
@@ -92,10 +84,11 @@ class SegmentModule(nn.Module):
         return values if self.last is None else self.last(values)
 
 
-def _chain(operators: nn.ModuleList, *values: torch.Tensor) -> Values:
+def _chain(operators: tuple[PlacedOperator, ...], *values: torch.Tensor) -> Values:
     for operator in operators:
-        # not through `__call__`, which costs as much again as a small operator: nothing hooks a placed operator
-        values = operator.forward(*values)
+        if operator.resplit is not None:
+            values = operator.resplit(values)
+        values = as_tuple(operator.module(*values))
     return values
 
 
@@ -108,9 +101,10 @@ class StageModule(nn.Module):
         self.exchanges = tuple(exchanges)
         """Behind each segment but the last."""
 
-    def placed(self) -> list[PlacedOperator]:
-        """Return the operators in order."""
-        return [module for module in self.modules() if isinstance(module, PlacedOperator)]
+    def operators(self) -> list[nn.Module]:
+        """Return the modules of the operators in order."""
+        segments = [module for module in self.modules() if isinstance(module, SegmentModule)]
+        return [operator for segment in segments for operator in segment.operators]
 
     def forward(self, *values: torch.Tensor) -> Values:
         """Run the stage on this rank's rows of a micro-batch."""
