@@ -96,22 +96,26 @@ def play(orders: Sequence[Sequence[Action]], durations: Sequence[Durations]) -> 
             return 0.0
         return arrived.get((action.stage, BACKWARD, action.micro_batch))
 
-    while True:
-        best: tuple[float, int] | None = None
-        for team, order in enumerate(orders):
-            if position[team] < len(order):
-                ready = ready_at(order[position[team]])
-                if ready is not None:
-                    start = max(ready, clock[team])
-                    if best is None or start < best[0]:
-                        best = start, team
-        if in_flight and (best is None or in_flight[0][0] <= best[0]):
+    # teams whose next computation has its input, by the time at which it starts; a team stands here once
+    ready: list[tuple[float, int]] = []
+    offered = [False] * len(orders)
+
+    def offer(team: int) -> None:
+        if not offered[team] and position[team] < len(orders[team]):
+            at = ready_at(orders[team][position[team]])
+            if at is not None:
+                heapq.heappush(ready, (max(at, clock[team]), team))
+                offered[team] = True
+
+    for team in range(len(orders)):
+        offer(team)
+    while ready or in_flight:
+        if in_flight and (not ready or in_flight[0][0] <= ready[0][0]):
             end, _, action = heapq.heappop(in_flight)
-            _deliver(action, end, team_of, actions, arrived)
+            offer(_deliver(action, end, team_of, actions, arrived))
             continue
-        if best is None:
-            break
-        start, team = best
+        start, team = heapq.heappop(ready)
+        offered[team] = False
         action = orders[team][position[team]]
         position[team] += 1
         clock[team] = start + durations[action.stage].of(action.kind)
@@ -122,6 +126,7 @@ def play(orders: Sequence[Sequence[Action]], durations: Sequence[Durations]) -> 
         ):
             heapq.heappush(in_flight, (clock[team], counter, action))
             counter += 1
+        offer(team)
     _require_finished(orders, position)
     return Played(tuple(map(tuple, actions)), tuple(map(tuple, timeline)))
 
@@ -132,7 +137,8 @@ def _deliver(
     team_of: dict[int, int],
     actions: list[list[Action]],
     arrived: dict[tuple[int, ActionKind, int], float],
-) -> None:
+) -> int:
+    """Let the consumer of an action have its output, and return the consumer's team."""
     assert action.micro_batch is not None
     forward = action.kind is FORWARD
     consumer = action.stage + 1 if forward else action.stage - 1
@@ -145,6 +151,7 @@ def _deliver(
         )
         actions[team_of[action.stage]].append(Action(action.stage, send, action.micro_batch))
         actions[team_of[consumer]].append(Action(consumer, receive, action.micro_batch))
+    return team_of[consumer]
 
 
 def _require_finished(orders: Sequence[Sequence[Action]], position: Sequence[int]) -> None:
