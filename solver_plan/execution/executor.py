@@ -110,6 +110,8 @@ class Executor:
             module = build_stage(program, model, index, groups, seed=seed, dtype=dtype, device=self.device)
             replicas = Replicas(program, index, module, groups)
             self.modules[index] = module
+            for part in module.parts():
+                part.keep = self.memory.keep
             options = _stage_options(program, index, self.rank, shapes, replicas.reduce)
             stages.append(TeamStage(module, options, groups.alone, self.device, self._clock, self.memory))
         self._seed_dropout(seed)

@@ -27,6 +27,7 @@ class MemoryMeter:
         """Activations kept for the backward at their most."""
         self.counting = device.type != "cuda"
         self._held: dict[tuple[int, int], dict[int, int]] = {}
+        self._forward: dict[int, int] | None = None
         self._state: set[int] = set()
         self._gathered: dict[tuple[int, str], int] = {}
 
@@ -50,7 +51,7 @@ class MemoryMeter:
             return
         weights = dict(_storage(tensor) for tensor in (*module.parameters(), *module.buffers()))
         self._gather(stage, "weights", weights)
-        held = self._held[stage, micro_batch] = {}
+        held = self._forward = self._held[stage, micro_batch] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             key, size = _storage(tensor)
@@ -60,12 +61,13 @@ class MemoryMeter:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
+        self._forward = None
         self.activation_bytes = max(self.activation_bytes, sum(sum(kept.values()) for kept in self._held.values()))
 
-    def keep(self, stage: int, micro_batch: int, values: Iterable[torch.Tensor]) -> None:
-        """Count the inputs of a recomputed run, which no operator saves."""
-        if self.counting and (stage, micro_batch) in self._held:
-            self._held[stage, micro_batch].update(map(_storage, values))
+    def keep(self, values: Iterable[torch.Tensor]) -> None:
+        """Count the inputs of a recomputed run of the forward that goes on: no operator saves them."""
+        if self._forward is not None:
+            self._forward.update(map(_storage, values))
 
     def backward(self, stage: int, micro_batch: int, module: nn.Module) -> None:
         """Forget what a backward has used up, and count the gradients that it has left."""

@@ -1,6 +1,6 @@
 """The module of a stage: its operators on this rank, with the planned recomputation and changes of layout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,11 +73,15 @@ class SegmentModule(nn.Module):
         self.runs = tuple((tuple(operators[first:end]), recomputed) for first, end, recomputed in runs)
         """Operators in order, and whether they are recomputed."""
         self.last = last
+        self.keep: Callable[[Values], None] | None = None
+        """Told the input of each recomputed run."""
 
     def forward(self, *values: torch.Tensor) -> Values:
         """Run the operators; whole tensors come in and go out."""
         for run, recomputed in self.runs:
             if recomputed and torch.is_grad_enabled():
+                if self.keep is not None:
+                    self.keep(values)
                 values = checkpoint(_chain, run, *values, use_reentrant=False)
             else:
                 values = _chain(run, *values)
@@ -101,10 +105,13 @@ class StageModule(nn.Module):
         self.exchanges = tuple(exchanges)
         """Behind each segment but the last."""
 
+    def parts(self) -> list[SegmentModule]:
+        """Return the segments in order."""
+        return [module for module in self.modules() if isinstance(module, SegmentModule)]
+
     def operators(self) -> list[nn.Module]:
         """Return the modules of the operators in order."""
-        segments = [module for module in self.modules() if isinstance(module, SegmentModule)]
-        return [operator for segment in segments for operator in segment.operators]
+        return [operator for segment in self.parts() for operator in segment.operators]
 
     def forward(self, *values: torch.Tensor) -> Values:
         """Run the stage on this rank's rows of a micro-batch."""

@@ -103,6 +103,18 @@ def test_measurements_beside_predictions(report: tuple[RunReport, Path]) -> None
     assert comparison_table(found.comparison).count("\n") == 2
 
 
+def test_recomputation_keeps_the_input_alone() -> None:
+    model = own_model(2)
+    made_for = problem(names(model), 1, global_batch=4)
+    held = {}
+    for recompute in ([], [(0, 2)]):
+        made = plan(made_for, [stage((0, 2), [0], recompute=recompute)], 4)
+        found = run(made_for, made, ONE_STEP, model=model, local=1)
+        held[len(recompute)] = found.reports[0].activation_bytes
+    # 4 samples of 8 numbers of 4 bytes: the input, and the output of each tanh (the first is the second layer's input)
+    assert held == {0: 3 * 128, 1: 128}
+
+
 def test_memory_counts_what_is_held(report: tuple[RunReport, Path]) -> None:
     found = report[0]
     parameters = sum(p.numel() for layer in MODEL.layers[:4] for p in layer.build().parameters())
