@@ -10,6 +10,7 @@ import pytest
 from solver_plan.errors import InvalidPlanError, NotExecutableError, PlanMismatchError
 from solver_plan.execution.actions import parse_action
 from solver_plan.execution.compile import compile_plan
+from solver_plan.execution.orders import Durations, play
 from solver_plan.execution.program import Program, describe, difference, program_text, read_program
 from solver_plan.execution.transfers import Side, transfers
 from solver_plan.execution.verify import verify
@@ -119,8 +120,11 @@ def test_program_is_data(tmp_path: Path) -> None:
 def test_orders_that_wait_for_each_other_are_refused() -> None:
     two = problem(NAMES, 2, global_batch=2)
     stages = [stage((0, 4), [0]), stage((4, 8), [1])]
+    waiting = ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"]
+    with pytest.raises(InvalidPlanError, match="0B0, 1F1 wait for each other"):
+        compile_plan(two, plan(two, stages, 1, waiting))
     with pytest.raises(NotExecutableError, match=r"wait for each other \(team 0 at 0B0, team 1 at 1F1"):
-        compile_plan(two, plan(two, stages, 1, ["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"]))
+        play([[parse_action(word) for word in order.split()] for order in waiting], [Durations(1.0, 2.0)] * 2)
     compile_plan(two, plan(two, stages, 1, ["0F1 0F0 0B1 0B0", "1F1 1B1 1F0 1B0"]))
 
 
@@ -134,7 +138,7 @@ def test_refusals_name_the_place() -> None:
         compile_plan(four, plan(four, [two[0], stage((4, 6), [2, 3])], 2))
     with pytest.raises(NotExecutableError, match=r"stages\[1\].devices: found \[3, 2\]"):
         compile_plan(four, plan(four, [two[0], stage((4, 8), [3, 2])], 2))
-    with pytest.raises(NotExecutableError, match="rank 1 belongs to two groups"):
+    with pytest.raises(InvalidPlanError, match="overlap"):
         compile_plan(four, plan(four, [two[0], stage((4, 8), [1, 2])], 8, ["0F0 0B0", "1F0 1B0"]))
     with pytest.raises(NotExecutableError, match=r"stages\[1\]: shares its devices with the stage before"):
         compile_plan(four, plan(four, [two[0], stage((4, 8), [0, 1], 2)], 8, ["0F0 1F0 1B0 0B0"]))
@@ -169,6 +173,13 @@ def test_verify_refuses_reduction_before_the_last_backward() -> None:
     spoilt = dataclasses.replace(program, teams=(dataclasses.replace(program.teams[0], actions=words),))
     with pytest.raises(NotExecutableError, match="does not sum its gradients"):
         verify(spoilt)
+
+
+def test_verify_refuses_a_rank_in_two_teams() -> None:
+    program = uneven()
+    teams = (program.teams[0], program.teams[1], dataclasses.replace(program.teams[2], devices=(2,)))
+    with pytest.raises(NotExecutableError, match="rank 2 belongs to two groups"):
+        verify(dataclasses.replace(program, teams=teams))
 
 
 def test_verify_refuses_wrong_rows_and_groups() -> None:
