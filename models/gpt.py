@@ -5,10 +5,12 @@ layer keeps s h (34 + 5 a s / h) bytes of a sample (Korthikanti et al., MLSys 20
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from models.transformer import FUSED, SEPARATE, Transformer, chain, decoder_layer
-from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, ModelDescription
+from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, ModelDescription, OperatorDescription
 
 
 def gpt3_350m() -> ModelDescription:
@@ -85,15 +87,20 @@ def gpt(
 
 def describe(shape: Transformer) -> ModelDescription:
     """Return the description: embedding, 13 operators a layer (10 with flash attention), last normalisation, head."""
+    operators = chain(shape, decoder_layer(shape))
     return ModelDescription(
         name=shape.name,
         data_type=shape.data_type,
         tokens_per_sample=shape.sequence,
         input_bytes=shape.sequence * 8,
-        operators=chain(shape, decoder_layer(shape)),
+        operators=operators,
         tensor_parallel_divides=math.gcd(shape.heads, shape.key_value_heads, shape.feed_forward, shape.vocabulary),
         bytes_per_parameter=shape.bytes_per_parameter,
+        modules=partial(_modules, shape, operators),
     )
 
 
-# Torch modules: one for each operator above, called with and returning a tuple, built in functions that import torch.
+def _modules(shape: Transformer, operators: Sequence[OperatorDescription]) -> object:
+    from models.transformer_modules import decoder
+
+    return decoder(shape, operators)

@@ -4,9 +4,11 @@ Sizes: Grattafiori et al., "The Llama 3 Herd of Models" (2024), table 3; vocabul
 """
 
 import math
+from collections.abc import Sequence
+from functools import partial
 
 from models.transformer import Transformer, chain, decoder_layer
-from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, ModelDescription
+from solver_plan.profiles.description import ADAM_16_BIT_GRADIENTS_32_BIT, ModelDescription, OperatorDescription
 
 
 def llama3_8b() -> ModelDescription:
@@ -62,12 +64,20 @@ def llama(
 
 def describe(shape: Transformer) -> ModelDescription:
     """Return the description: embedding, 10 operators a layer, last normalisation, head."""
+    operators = chain(shape, decoder_layer(shape))
     return ModelDescription(
         name=shape.name,
         data_type=shape.data_type,
         tokens_per_sample=shape.sequence,
         input_bytes=shape.sequence * 8,
-        operators=chain(shape, decoder_layer(shape)),
+        operators=operators,
         tensor_parallel_divides=math.gcd(shape.heads, shape.key_value_heads, shape.feed_forward, shape.vocabulary),
         bytes_per_parameter=shape.bytes_per_parameter,
+        modules=partial(_modules, shape, operators),
     )
+
+
+def _modules(shape: Transformer, operators: Sequence[OperatorDescription]) -> object:
+    from models.transformer_modules import decoder
+
+    return decoder(shape, operators)

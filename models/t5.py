@@ -6,7 +6,9 @@ the encoder is carried past the operators of the decoder, since every layer of i
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from models.transformer import (
     SEPARATE,
@@ -121,7 +123,14 @@ def describe(encoder: Transformer, decoder: Transformer) -> ModelDescription:
         operators=operators,
         tensor_parallel_divides=math.gcd(encoder.heads, encoder.feed_forward, encoder.vocabulary),
         bytes_per_parameter=encoder.bytes_per_parameter,
+        modules=partial(_modules, encoder, decoder, operators),
     )
+
+
+def _modules(encoder: Transformer, decoder: Transformer, operators: Sequence[OperatorDescription]) -> object:
+    from models.t5_modules import encoder_decoder
+
+    return encoder_decoder(encoder, decoder, operators)
 
 
 def _carrying(partition: Partition, memory: Size) -> Partition:

@@ -6,6 +6,7 @@ product with one row for each output pixel; tensor parallelism divides its outpu
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from solver_plan.profiles.description import (
     ADAM_32_BIT,
@@ -95,7 +96,14 @@ def describe(shape: WideResNet) -> ModelDescription:
         operators=tuple(operators),
         tensor_parallel_divides=shape.base,
         bytes_per_parameter=ADAM_32_BIT,
+        modules=partial(_modules, shape),
     )
+
+
+def _modules(shape: WideResNet) -> object:
+    from models.wide_resnet_modules import wide_resnet
+
+    return wide_resnet(shape)
 
 
 def _operator(name: str, partition: Partition, *, block_start: bool = False) -> OperatorDescription:

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from solver_plan.api import check, plan, show, simulate
     from solver_plan.documents import digest_of, write_document
+    from solver_plan.execution.compile import compile_plan
+    from solver_plan.execution.program import read_program
+    from solver_plan.execution.run import Training, run
     from solver_plan.kinds import read_plan, read_problem
     from solver_plan.profiles.aceso import import_aceso
     from solver_plan.profiles.analytic import profile
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from solver_plan.solving.progress import terminal_progress
 
 _ROOMS = {
+    "Training": "solver_plan.execution.run",
     "check": "solver_plan.api",
+    "compile_plan": "solver_plan.execution.compile",
     "digest_of": "solver_plan.documents",
     "import_aceso": "solver_plan.profiles.aceso",
     "load_description": "solver_plan.profiles.loading",
@@ -27,6 +32,8 @@ _ROOMS = {
     "read_cluster": "solver_plan.profiles.cluster",
     "read_plan": "solver_plan.kinds",
     "read_problem": "solver_plan.kinds",
+    "read_program": "solver_plan.execution.program",
+    "run": "solver_plan.execution.run",
     "show": "solver_plan.api",
     "simulate": "solver_plan.api",
     "terminal_progress": "solver_plan.solving.progress",
@@ -34,7 +41,9 @@ _ROOMS = {
 }
 
 __all__ = [
+    "Training",
     "check",
+    "compile_plan",
     "digest_of",
     "import_aceso",
     "load_description",
@@ -43,6 +52,8 @@ __all__ = [
     "read_cluster",
     "read_plan",
     "read_problem",
+    "read_program",
+    "run",
     "show",
     "simulate",
     "terminal_progress",

@@ -45,6 +45,10 @@ class PlanMismatchError(InputError):
     """A plan belongs to another problem than the one it was given with."""
 
 
+class NotExecutableError(InputError):
+    """A valid plan that cannot be run: the message names what is not built, or what does not match."""
+
+
 class OutputError(InputError):
     """A result cannot be written where it was asked to go."""
 
@@ -79,3 +83,7 @@ class InvalidPlanError(SolverPlanError):
 
 class SolverError(SolverPlanError):
     """A solver refused a model or a parameter: a fault of this package, with the solver's own words."""
+
+
+class RunFailedError(SolverPlanError):
+    """A process of a run ended early or did not end in time; the message says which."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from solver_plan.errors import OutputError
 
 if TYPE_CHECKING:
-    from solver_plan.documents import PlanDocument, ProblemDocument
+    from solver_plan.documents import Document
 
 STANDARD_OUTPUT = "-"
 
@@ -66,7 +66,7 @@ def require_writable(out: str) -> None:
         ensure_writable(out)
 
 
-def write_out(document: "ProblemDocument | PlanDocument", out: str) -> None:
+def write_out(document: "Document", out: str) -> None:
     """Write a document where `--out` says. Raises `OutputError`."""
     from solver_plan.documents import document_text, write_document
 

@@ -12,7 +12,7 @@ from solver_plan.documents.fields import (
     Range,
     document,
 )
-from solver_plan.documents.frame import PlanDocument, ProblemDocument, fail
+from solver_plan.documents.frame import Document, PlanDocument, ProblemDocument, ProgramDocument, fail
 from solver_plan.documents.reading import digest_of, parse_document, parse_json, read_document, require_same_problem
 from solver_plan.documents.writing import certificate_text, document_text, ensure_writable, write_document, write_text
 
@@ -20,6 +20,7 @@ __all__ = [
     "Bytes",
     "Certificate",
     "Count",
+    "Document",
     "Fraction",
     "Incumbency",
     "Index",
@@ -28,6 +29,7 @@ __all__ = [
     "PerSecond",
     "PlanDocument",
     "ProblemDocument",
+    "ProgramDocument",
     "Range",
     "certificate_text",
     "certify",

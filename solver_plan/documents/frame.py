@@ -34,6 +34,20 @@ class PlanDocument:
     provenance: dict[str, JsonValue] | None = None
 
 
+@document
+class ProgramDocument:
+    """What every rank does to carry out a plan; each kind derives its own."""
+
+    format: Literal["solver-plan/program"] = "solver-plan/program"
+    version: Literal[1] = 1
+    kind: str
+    problem_digest: str
+    plan_digest: str
+
+
+Document = ProblemDocument | PlanDocument | ProgramDocument
+
+
 def fail(place: str, found: object, rule: str) -> PydanticCustomError:
     """Return the error to raise from a validator: a rule that spans several fields is broken at `place`.
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from solver_plan.documents.frame import PlanDocument, ProblemDocument
+from solver_plan.documents.frame import Document, PlanDocument, ProblemDocument
 from solver_plan.documents.writing import document_text
 from solver_plan.errors import DocumentError, PlanMismatchError
 
@@ -28,7 +28,7 @@ _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """An escape that may be half a character; a pair of them is whole."""
 
 DataT = TypeVar("DataT")
-DocumentT = TypeVar("DocumentT", bound=ProblemDocument | PlanDocument)
+DocumentT = TypeVar("DocumentT", bound=Document)
 
 
 class _Refused(float):
@@ -131,7 +131,7 @@ def read_document(path: str | Path, kinds: Mapping[str, type[DocumentT]], expect
     kinds
         Document class of each kind.
     expected_format
-        ``solver-plan/problem`` or ``solver-plan/plan``.
+        ``solver-plan/problem``, ``solver-plan/plan`` or ``solver-plan/program``.
 
     Raises
     ------

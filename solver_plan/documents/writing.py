@@ -11,13 +11,13 @@ from pathlib import Path
 from pydantic import JsonValue, TypeAdapter
 
 from solver_plan.documents.certificate import Certificate
-from solver_plan.documents.frame import PlanDocument, ProblemDocument
+from solver_plan.documents.frame import Document
 from solver_plan.errors import OutputError
 
 LINE_WIDTH = 120
 
 
-def document_text(document: ProblemDocument | PlanDocument) -> str:
+def document_text(document: Document) -> str:
     """Return the document as JSON text. Optional fields at their default are left out; parsing it gives it back."""
     plain = TypeAdapter(type(document)).dump_python(document, mode="json", exclude_defaults=True)
     head = {"format": document.format, "version": document.version, "kind": document.kind}
@@ -29,7 +29,7 @@ def certificate_text(certificate: Certificate) -> str:
     return _pretty(TypeAdapter(Certificate).dump_python(certificate, mode="json"), 0) + "\n"
 
 
-def write_document(document: ProblemDocument | PlanDocument, path: str | Path) -> None:
+def write_document(document: Document, path: str | Path) -> None:
     """Write a document to a file, whole or not at all. Raises `OutputError`."""
     write_text(document_text(document), path)
 

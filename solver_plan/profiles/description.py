@@ -5,6 +5,7 @@ divide among tensor-parallel devices, so that `analytic` can price every batch a
 is a unit that may be cut off, moved to another stage or recomputed: one torch module when the plan is run.
 """
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -172,6 +173,8 @@ class ModelDescription:
     tensor_parallel_divides: Count
     """A tensor parallel degree must divide this: the greatest common divisor of heads, widths and padded vocabulary."""
     bytes_per_parameter: BytesPerParameter = ADAM_16_BIT
+    modules: Callable[[], object] | None = None
+    """Imports torch and returns the `solver_plan.execution.model.Model` that trains it; None: planned, but not run."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,0 +1,46 @@
+"""`compile`: a parallelism plan becomes a program."""
+
+import argparse
+import sys
+
+from solver_plan.commands.verb import Verb, add_out, require_writable, write_out
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("problem", help="problem file")
+    parser.add_argument("plan", help="plan file")
+    add_out(parser, "program")
+    parser.add_argument(
+        "--dry-run",
+        nargs="?",
+        const="0",
+        metavar="RANKS",
+        help="also build the process groups of these ranks (comma list, default 0) with PyTorch's fake backend",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from solver_plan.execution.compile import compile_plan, read_problem_and_plan
+    from solver_plan.execution.extra import require_torch
+    from solver_plan.execution.program import describe
+
+    require_writable(arguments.out)
+    program = compile_plan(*read_problem_and_plan(arguments.problem, arguments.plan))
+    write_out(program, arguments.out)
+    print(describe(program), file=sys.stderr)
+    if arguments.dry_run is not None:
+        require_torch()
+        from solver_plan.execution.dry_run import dry_run, parse_ranks
+
+        for found in dry_run(program, parse_ranks(arguments.dry_run, program.world_size)):
+            print(
+                f"rank {found.rank}: created {found.groups_created} groups, member of {len(found.groups_joined)}, "
+                f"{len(found.meshes)} meshes, {found.seconds:.2f} s",
+                file=sys.stderr,
+            )
+    return 0
+
+
+COMPILE = Verb(
+    name="compile", summary="compile a parallelism plan into a program", add_arguments=_add_arguments, run=_run
+)

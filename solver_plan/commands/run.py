@@ -1,0 +1,73 @@
+"""`run`: train a model as planned, under torchrun or in processes started here."""
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from solver_plan.commands.verb import Verb, positive, require_writable
+from solver_plan.errors import SolverPlanError
+
+if TYPE_CHECKING:
+    from solver_plan.execution.comparison import Step
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("problem", help="problem file")
+    parser.add_argument("plan", help="plan file")
+    parser.add_argument("--steps", type=positive, required=True, help="how many steps to train")
+    parser.add_argument("--local", type=positive, metavar="PROCESSES", help="start so many gloo processes here")
+    parser.add_argument("--model", help="modules to train, as models/gpt.py:tiny; by default the problem's")
+    parser.add_argument("--trace", metavar="FILE", help="write one Chrome trace of all ranks, planned and executed")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
+    parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--timeout", type=positive, default=600, metavar="S", help="seconds until a collective gives up"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    try:
+        return _train(arguments)
+    except SolverPlanError as error:
+        # one message for all ranks; the others end with the same exit code
+        if os.environ.get("RANK", "0") != "0":
+            return error.exit_code
+        raise
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    from solver_plan.execution.extra import require_torch
+
+    require_torch()
+    import torch
+
+    from solver_plan.execution.comparison import comparison_table
+    from solver_plan.execution.compile import read_problem_and_plan
+    from solver_plan.execution.run import Training, load_model, run
+
+    if arguments.trace is not None:
+        require_writable(arguments.trace)
+
+    def tell(number: int, step: "Step") -> None:
+        print(f"step {number + 1}: loss {step.loss:.6f}, {step.seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
+
+    report = run(
+        *read_problem_and_plan(arguments.problem, arguments.plan),
+        Training(
+            steps=arguments.steps,
+            seed=arguments.seed,
+            dtype=getattr(torch, arguments.dtype),
+            timeout_s=arguments.timeout,
+            on_step=tell,
+        ),
+        model=None if arguments.model is None else load_model(arguments.model),
+        local=arguments.local,
+        trace=arguments.trace,
+    )
+    if report.comparison:
+        print(comparison_table(report.comparison))
+    return 0
+
+
+RUN = Verb(name="run", summary="train a model as planned", add_arguments=_add_arguments, run=_run)

@@ -1,0 +1,62 @@
+"""`compile` and `run` on the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from solver_plan.cli import main
+from solver_plan.documents import write_document
+from solver_plan.execution.program import read_program
+from solver_plan.profiles.loading import load_description
+from tests.execution.cases import plan, problem, stage
+
+ROOT = Path(__file__).parents[2]
+MODEL = "models/gpt.py:tiny"
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    monkeypatch.chdir(ROOT)
+    names = [operator.name for operator in load_description(MODEL).operators]
+    made_for = problem(names, 2, model=MODEL)
+    made = plan(made_for, [stage((0, 12), [0]), stage((12, 29), [1])], 4)
+    write_document(made_for, tmp_path / "problem.json")
+    write_document(made, tmp_path / "plan.json")
+    return str(tmp_path / "problem.json"), str(tmp_path / "plan.json")
+
+
+def test_compile_writes_a_program(files: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "program.json"
+    assert main(["compile", *files, "--out", str(out), "--dry-run", "0,1"]) == 0
+    assert read_program(out).world_size == 2
+    told = capfd.readouterr().err
+    assert "stage 1: layer0.second_norm" in told or "stage 1: layer0." in told
+    assert "rank 1: created 0 groups" in told
+    assert main(["compile", *files, "--out", str(out), "--dry-run", "2"]) == 2
+    assert "ranks: found '2'" in capfd.readouterr().err
+
+
+def test_run_trains_and_traces(files: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    assert main(["run", *files, "--steps", "2", "--local", "2", "--trace", str(trace)]) == 0
+    out, err = capfd.readouterr()
+    assert err.startswith("step 1: loss ")
+    assert out.splitlines()[0].startswith("stage   predicted ms   measured ms")
+    assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 1}
+
+
+def test_run_refuses_with_one_line(
+    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *files, "--steps", "2", "--local", "3"]) == 2
+    assert capfd.readouterr().err == (
+        "solver-plan: world size: the plan has 2 ranks, 3 processes were started; start 2\n"
+    )
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("RANK", "1")
+    assert main(["run", *files, "--steps", "2"]) == 2
+    assert capfd.readouterr().err == ""
+    assert main(["run", *files, "--steps", "2", "--local", "2", "--model", "models/llama.py:tiny"]) == 2
