@@ -25,7 +25,7 @@ from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
 from solver_plan.parallelism.drafts import draft_plan, finished
 from solver_plan.parallelism.heuristics.aceso import aceso_search
-from solver_plan.parallelism.heuristics.grid import grid_plans
+from solver_plan.parallelism.heuristics.grid import grid_points
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
 from solver_plan.parallelism.paths import best_path
@@ -171,11 +171,12 @@ class Planner:
         return self.incumbent.objective if self.incumbent.objective is not None else np.inf
 
     def _grid(self) -> None:
-        for size in self._batches:
-            for plan in grid_plans(self.problem, size):
-                if self.clock.expired:
-                    return
-                self.incumbent.offer(plan, "heuristic:grid")
+        """Offer the best plan of the grid: in the order of their least times, until none can be better."""
+        points = [point for batch in self._batches for point in grid_points(self.problem, batch)]
+        for point in sorted(points, key=lambda point: (point.least_ms, point.micro_batch_size)):
+            if self.clock.expired or point.least_ms >= self._cutoff():
+                return
+            self.incumbent.offer(point.plan(self.problem), "heuristic:grid")
 
     # -- stage graphs -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from solver_plan.parallelism.costs.aceso import edge_links, iteration_ms
 from solver_plan.parallelism.costs.links import MEGABYTE, transfer_ms
 from solver_plan.parallelism.costs.recompute import saved_and_peak
 from solver_plan.parallelism.costs.resharding import resharding_ms
-from solver_plan.parallelism.heuristics.grid import grid_plans
+from solver_plan.parallelism.heuristics.grid import grid_points
 from solver_plan.parallelism.plan import Layout, ParallelismPlan
 from solver_plan.parallelism.problem import CollectiveTimes, LatencyLink, Resharding, TableLink, TensorLayout
 from solver_plan.profiles.aceso import import_aceso
@@ -266,7 +266,8 @@ def test_every_model_and_size_imports_and_evaluates(data: Path) -> None:
         assert problem.space.device_counts == (1, 2, 4)
         assert problem.space.partitions == (None if model == "resnet" else (0,))
         size_of = micro_batch_sizes(problem)[0]
-        plans = [plan for plan in grid_plans(problem, micro_batch(problem, size_of)) if check(problem, plan) == ()]
+        found = [point.plan(problem) for point in grid_points(problem, micro_batch(problem, size_of))]
+        plans = [plan for plan in found if check(problem, plan) == ()]
         assert plans, (database, model, size)
         assert evaluate(problem, plans[0]).iteration_ms > 0
 

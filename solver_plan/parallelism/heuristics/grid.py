@@ -6,19 +6,40 @@ follows the last block of the last.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 
 from solver_plan.parallelism.blocks import block_ranges
-from solver_plan.parallelism.choices import Choice, MicroBatch
+from solver_plan.parallelism.choices import Bools, ChoiceCosts, MicroBatch
 from solver_plan.parallelism.drafts import DraftStage, draft_plan
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
 
 
-def grid_plans(problem: ParallelismProblem, batch: MicroBatch) -> Iterator[ParallelismPlan]:
-    """Yield every plan of the grid at one micro-batch size; they may not fit the memory."""
+@dataclass(frozen=True, slots=True, eq=False)
+class GridPoint:
+    """A plan of the grid, not yet written down; it may not fit the memory."""
+
+    least_ms: float
+    """Its iteration takes at least so long: the operators' time, without communication."""
+    micro_batch_size: int
+    stages: tuple[DraftStage, ...]
+
+    def plan(self, problem: ParallelismProblem) -> ParallelismPlan:
+        """Return the plan."""
+        return draft_plan(problem, self.micro_batch_size, self.stages)
+
+
+def grid_points(problem: ParallelismProblem, batch: MicroBatch) -> Iterator[GridPoint]:
+    """Yield every plan of the grid at one micro-batch size."""
     devices = problem.cluster.devices
-    blocks = repeated_blocks(problem)
+    shape = chain_shape(problem, block_ranges(problem))
+    blocks = repeated_blocks(shape)
+    recomputed = _recomputed(shape, blocks, whole=problem.space.recompute == "block")
     for costs in batch.choices:
         stages, rest = divmod(devices, costs.choice.devices)
         if rest and problem.space.use_all_devices:
@@ -27,28 +48,40 @@ def grid_plans(problem: ParallelismProblem, batch: MicroBatch) -> Iterator[Paral
         for count in range(1, most + 1) if not problem.space.use_all_devices else (stages,):
             if count > most:
                 continue
-            for recompute in (False, True) if problem.space.recompute != "none" else (False,):
-                yield draft_plan(problem, batch.size, _uniform(problem, blocks, count, costs.choice, recompute))
+            cuts = [0, *(blocks[len(blocks) * number // count][0] for number in range(1, count)), len(shape.classes)]
+            for marks in (np.zeros_like(recomputed), recomputed) if problem.space.recompute != "none" else (None,):
+                yield _point(batch, costs, cuts, np.zeros_like(recomputed) if marks is None else marks)
 
 
-def repeated_blocks(problem: ParallelismProblem) -> list[tuple[int, int]]:
-    """Return the blocks that begin with a block start; the whole chain if there is none."""
-    blocks = [block for block in block_ranges(problem) if problem.operators[block[0]].block_start]
-    return blocks or [(0, len(problem.operators))]
+def repeated_blocks(shape: ChainShape) -> list[tuple[int, int]]:
+    """Return the blocks that begin with a block start, or repeat; the whole chain if there is none."""
+    blocks = [block for block in shape.blocks if shape.block_start[block[0]] or shape.virtual[block[0]]]
+    return blocks or [(0, len(shape.classes))]
 
 
-def _uniform(
-    problem: ParallelismProblem, blocks: list[tuple[int, int]], count: int, choice: Choice, recompute: bool
-) -> list[DraftStage]:
-    cuts = [0] + [blocks[len(blocks) * number // count][0] for number in range(1, count)] + [len(problem.operators)]
-    lengths = {end - first for first, end in blocks[:-1]}
-    usual = max(lengths, default=blocks[0][1] - blocks[0][0])
-    in_block = [False] * len(problem.operators)
-    for first, end in blocks:
-        # what follows the last block (final normalisation, head) is not recomputed, as in Megatron-LM
-        last = min(end, first + usual) if problem.space.recompute == "operator" else end
-        in_block[first:last] = [recompute] * (last - first)
-    return [
-        DraftStage(first, end, (choice,) * (end - first), tuple(in_block[first:end]))
+def _recomputed(shape: ChainShape, blocks: list[tuple[int, int]], *, whole: bool) -> Bools:
+    """Return, shape (operators,), what is recomputed in full recomputation.
+
+    What follows the last block of its kind (final normalisation, head) is not, as in Megatron-LM.
+    """
+    leaders = [int(shape.classes[first]) for first, _ in blocks]
+    usual = {
+        leader: Counter(end - first for (first, end), one in zip(blocks, leaders, strict=True) if one == leader)
+        for leader in set(leaders)
+    }
+    marks = np.zeros(len(shape.classes), dtype=np.bool_)
+    for (first, end), leader in zip(blocks, leaders, strict=True):
+        length = usual[leader].most_common(1)[0][0]
+        marks[first : end if whole else min(end, first + length)] = True
+    return marks
+
+
+def _point(batch: MicroBatch, costs: ChoiceCosts, cuts: list[int], marks: Bools) -> GridPoint:
+    time = costs.forward_ms + costs.backward_ms + np.where(marks, costs.forward_ms, 0.0)
+    stage_ms = np.add.reduceat(time, cuts[:-1])
+    stages = tuple(
+        DraftStage(first, end, (costs.choice,) * (end - first), tuple(marks[first:end].tolist()))
         for first, end in itertools.pairwise(cuts)
-    ]
+    )
+    least_ms = (batch.count - 1) * stage_ms.max() + stage_ms.sum()
+    return GridPoint(float(least_ms), batch.size, stages)

@@ -43,6 +43,8 @@ MOST_OPERATORS = 24
 """Operators of a stage whose recomputation is found operator by operator, where its pieces interact."""
 MOST_TIGHTENINGS = 12
 """How often an upper answer that does not fit is solved again with what is missing added."""
+MOST_BY_ONE = 32
+"""Equal units summed one at a time: stages of neighbouring sizes share those sums."""
 SOLVE_COST_S = 5e-4
 """Deterministic seconds of one inner minimum."""
 SUM_COST_S = 2e-3
@@ -228,7 +230,8 @@ class StageRecomputation:
             if count == 1:
                 self._sums[key] = self._unit_fronts(unit, inner, ends_stage, limit)[-1]
             else:
-                self._sums[key] = sum_of(self._sum(unit, count - 1, limit), self._sum(unit, 1, limit))
+                first, second = _parts(count)
+                self._sums[key] = sum_of(self._sum(unit, first, limit), self._sum(unit, second, limit))
         return self._sums[key]
 
     # -- exact --------------------------------------------------------------------------------------------------
@@ -410,12 +413,19 @@ class StageRecomputation:
             if index > 0:
                 inner = int(fronts[index].right[point])
                 point = int(fronts[index].left[point])
-            for number in range(count, 1, -1):
-                front = self._sum(unit, number, limit)
-                chosen.append(self._unfold(unit, True, False, int(front.right[inner]), limit))
-                inner = int(front.left[inner])
-            chosen.append(self._unfold(unit, True, False, inner, limit))
+            chosen.append(self._unfold_sum(unit, count, inner, limit))
         return [number for part in reversed(chosen) for number in part]
+
+    def _unfold_sum(self, unit: Span, count: int, point: int, limit: float) -> list[int]:
+        """Return the pattern of each piece of equal units behind a point of their front."""
+        if count == 1:
+            return self._unfold(unit, True, False, point, limit)
+        first, second = _parts(count)
+        front = self._sum(unit, count, limit)
+        return [
+            *self._unfold_sum(unit, first, int(front.left[point]), limit),
+            *self._unfold_sum(unit, second, int(front.right[point]), limit),
+        ]
 
     def _unfold(self, unit: Span, inner: bool, ends_stage: bool, point: int, limit: float) -> list[int]:
         """Return the pattern of each piece of a unit behind a point of its front."""
@@ -428,6 +438,11 @@ class StageRecomputation:
             point = int(fronts[index].left[point])
         chosen.append(int(self.piece_front(*places[0], limit).left[point]))
         return chosen[::-1]
+
+
+def _parts(count: int) -> tuple[int, int]:
+    """Return how equal units are summed: one more at a time, but many in halves."""
+    return (count - 1, 1) if count <= MOST_BY_ONE else (count // 2, count - count // 2)
 
 
 def _places(pieces: list[Span], inner: bool, ends_stage: bool) -> list[tuple[Span, bool, bool]]:
