@@ -233,7 +233,7 @@ class StageGraph:
         extra[wanted] = self._variable_part(table, s, wanted)
         for u, spans_of in zip(placements, found, strict=True):
             transfer, time, value = self._through(s, u, table, maximum, total, spans_of, extra[spans_of])
-            keep = np.flatnonzero(value <= self._cutoff)
+            keep = np.flatnonzero(np.isfinite(value) & (value <= self._cutoff))
             if not len(keep):
                 continue
             kept = spans_of[keep]
@@ -247,12 +247,12 @@ class StageGraph:
         ends = np.flatnonzero(np.isfinite(maximum[:, u]))
         spans_of = np.arange(table.end_offset[ends[0]], table.end_offset[ends[-1] + 1])
         _, _, value = self._through(s, u, table, maximum, total, spans_of, np.zeros(len(spans_of)))
-        return np.asarray(spans_of[value <= self._cutoff])
+        return np.asarray(spans_of[np.isfinite(value) & (value <= self._cutoff)])
 
     def _through(
         self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats, spans_of: Integers, extra: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the transfers and the time of spans, and a bound on every pipeline through each of them."""
+        """Return the transfers and times of spans, and a bound on every pipeline through each (infinite: there is none)."""
         devices = table.costs.choice.devices
         first, end = table.spans.first[spans_of], table.spans.end[spans_of]
         transfer = self._transfer(table.costs, s, u, devices, first, end)
