@@ -252,7 +252,7 @@ class StageGraph:
     def _through(
         self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats, spans_of: Integers, extra: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the transfers and times of spans, and a bound on every pipeline through each (infinite: there is none)."""
+        """Return transfers and times of spans, and a bound on the pipelines through each (infinite: there is none)."""
         devices = table.costs.choice.devices
         first, end = table.spans.first[spans_of], table.spans.end[spans_of]
         transfer = self._transfer(table.costs, s, u, devices, first, end)
