@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from solver_plan.api import check, plan, show, simulate
+    from solver_plan.api import check, plan, show, show_html, simulate
     from solver_plan.documents import digest_of, write_document
     from solver_plan.execution.compile import compile_plan
     from solver_plan.execution.program import read_program
@@ -35,6 +35,7 @@ _ROOMS = {
     "read_program": "solver_plan.execution.program",
     "run": "solver_plan.execution.run",
     "show": "solver_plan.api",
+    "show_html": "solver_plan.api",
     "simulate": "solver_plan.api",
     "terminal_progress": "solver_plan.solving.progress",
     "write_document": "solver_plan.documents",
@@ -55,6 +56,7 @@ __all__ = [
     "read_program",
     "run",
     "show",
+    "show_html",
     "simulate",
     "terminal_progress",
     "write_document",

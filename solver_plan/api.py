@@ -1,4 +1,4 @@
-"""The steps between the documents as functions, for every kind of problem: plan, check, simulate, show."""
+"""The steps between the documents as functions, for every kind of problem: plan, check, simulate, show, show_html."""
 
 from typing import overload
 
@@ -128,3 +128,17 @@ def show(plan: PlanDocument, problem: ProblemDocument | None = None) -> str:
     if plan.certificate is not None:
         parts += [certificate_table(plan.certificate), trace_table(plan.certificate)]
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
+
+
+def show_html(plan: PlanDocument, problem: ProblemDocument | None = None) -> str:
+    """Return a plan as a self-contained page: its picture where the kind has one, then what `show` returns.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the plan was made for another problem.
+    """
+    from solver_plan.report.page import page
+
+    text = show(plan, problem)
+    return page(f"{plan.kind} plan", kind_of(plan).picture(plan, problem), text)

@@ -55,6 +55,10 @@ class Kind(ABC):
     def simulate(self, problem: ProblemDocument, plan: PlanDocument) -> str:
         """Play the plan event by event and return what happened, as text for a terminal."""
 
+    @abstractmethod
+    def picture(self, plan: PlanDocument, problem: ProblemDocument | None) -> str | None:
+        """Return the plan as a self-contained SVG; None: this kind has no picture."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wing(Kind, Generic[ProblemT, PlanT]):
@@ -69,6 +73,8 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     evaluator: Callable[[ProblemT, PlanT], float]
     describer: Callable[[PlanT, ProblemT | None], str]
     simulator: Callable[[ProblemT, PlanT], str]
+    drawer: Callable[[PlanT, ProblemT | None], str] | None = None
+    """A self-contained SVG, its texts escaped."""
 
     def plan(
         self,
@@ -99,6 +105,12 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     def simulate(self, problem: ProblemDocument, plan: PlanDocument) -> str:
         """Play the plan event by event and return what happened, as text for a terminal."""
         return self.simulator(self._problem(problem), self._plan(plan))
+
+    def picture(self, plan: PlanDocument, problem: ProblemDocument | None) -> str | None:
+        """Return the plan as a self-contained SVG; None: this kind has no picture."""
+        if self.drawer is None:
+            return None
+        return self.drawer(self._plan(plan), None if problem is None else self._problem(problem))
 
     def _problem(self, problem: ProblemDocument) -> ProblemT:
         if not isinstance(problem, self.problem_type):

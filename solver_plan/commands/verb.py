@@ -48,9 +48,28 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"found {text[:40]!r}; a number") from None
 
 
-def add_out(parser: argparse.ArgumentParser, what: str) -> None:
+def fraction(text: str) -> float:
+    """Parse a number from 0 to less than 1, for argparse."""
+    value = number(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; at least 0 and below 1, such as 0.1")
+    return value
+
+
+def whole(text: str) -> int:
+    """Parse a whole number of at least 0, for argparse."""
+    return 0 if text.strip() == "0" else positive(text)
+
+
+def wholes(text: str) -> tuple[int, ...]:
+    """Parse a comma list of whole numbers of at least 0, for argparse."""
+    return tuple(whole(part) for part in text.split(","))
+
+
+def add_out(parser: argparse.ArgumentParser, what: str, *, required: bool = True) -> None:
     """Add `--out`."""
-    parser.add_argument("--out", required=True, metavar="FILE", help=f"where the {what} goes; - for standard output")
+    help_text = f"where the {what} goes; - for standard output"
+    parser.add_argument("--out", required=required, metavar="FILE", help=help_text)
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
@@ -74,6 +93,16 @@ def write_out(document: "Document", out: str) -> None:
         write_data(document_text(document))
     else:
         write_document(document, out)
+
+
+def write_text_out(text: str, out: str) -> None:
+    """Write text that is no document where an option says. Raises `OutputError`."""
+    from solver_plan.documents import write_text
+
+    if out == STANDARD_OUTPUT:
+        write_data(text)
+    else:
+        write_text(text, out)
 
 
 def write_data(text: str) -> None:
