@@ -135,9 +135,7 @@ def placement_bound(
     program.lp.setObjective(period + 0)
     for side in program.right_sides():
         program.lp.addConstraint(period >= side)
-    excess = sum(problem.state_bytes(layer) for layer in range(len(problem.layers))) - problem.gpu_state_bytes
-    if excess > 0:
-        program.lp.addConstraint(program.not_resident() >= excess / program.unit_bytes - 1e-12)
+    _keep_to_room(problem, program)
     outcome = solve_milp(program.lp, clock, limit=limit, gap_limit=gap_limit)
     bound_ms: float | None = None
     if outcome.bound is not None and not window_margin_ms:
@@ -183,6 +181,29 @@ def memory_bound(
     # sums of whole states: between the solver's bound and its solution nothing need exist
     bound_bytes = found if outcome.status == "optimal" else max(0, min(found, proven))
     return MemoryBound(bound_bytes=bound_bytes, placement=placement)
+
+
+def placement_below(
+    problem: OffloadProblem, rows: Sequence[Inequality], period_ms: float, clock: Clock
+) -> Placement | None:
+    """Return a placement whose value in the program is below `period_ms`; None if none exists or none was found."""
+    program = _Program(problem, rows)
+    program.lp.setObjective(pulp.LpAffineExpression())
+    for side in program.right_sides():
+        program.lp.addConstraint(side <= period_ms / program.scale_ms)
+    _keep_to_room(problem, program)
+    if solve_milp(program.lp, clock).objective is None:
+        return None
+    placement = program.placement()
+    fits = resident_bytes(problem, placement) <= problem.gpu_state_bytes
+    return placement if fits and relaxed_period_ms(rows, placement) < period_ms else None
+
+
+def _keep_to_room(problem: OffloadProblem, program: "_Program") -> None:
+    """Add the row of the room."""
+    excess = sum(program.states) - problem.gpu_state_bytes
+    if excess > 0:
+        program.lp.addConstraint(program.not_resident() >= excess / program.unit_bytes - 1e-12)
 
 
 class _Program:

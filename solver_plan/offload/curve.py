@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Len
+from pydantic import TypeAdapter
+
+from solver_plan.documents import Bytes, Count, Milliseconds, Name, document, parse_document
 from solver_plan.errors import InfeasibleProblemError, InputError, NoPlanFoundError
 from solver_plan.offload.bounds import memory_bound, placement_bound
 from solver_plan.offload.layers import with_room
@@ -154,7 +160,7 @@ def _total_bytes(problem: OffloadProblem) -> int:
     return sum(problem.state_bytes(layer) for layer in range(len(problem.layers)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@document
 class MenuEntry:
     """One way to compute: what it takes, and what it leaves for optimizer state.
 
@@ -162,19 +168,43 @@ class MenuEntry:
     change the room that is left for resident state.
     """
 
-    micro_batch: int
-    recomputation: str
+    micro_batch: Count
+    recomputation: Name
     """Words for people, such as "none" or "block"."""
-    gpu_state_bytes: int
-    forward_ms: tuple[float, ...]
+    gpu_state_bytes: Bytes
+    forward_ms: tuple[Milliseconds, ...]
     """Of each layer."""
-    backward_ms: tuple[float, ...]
-    accumulation_steps: int = 1
+    backward_ms: tuple[Milliseconds, ...]
+    accumulation_steps: Count = 1
 
     @property
     def samples(self) -> int:
         """Samples of an iteration."""
         return self.micro_batch * self.accumulation_steps
+
+
+@document
+class Menu:
+    """The entries to choose from, as a JSON file."""
+
+    entries: Annotated[tuple[MenuEntry, ...], Len(1)]
+
+
+def read_menu(path: str | Path) -> tuple[MenuEntry, ...]:
+    """Read the entries of a menu file. Raises `InputError`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        raise InputError(f"{path}: cannot read a menu ({reason}); name a JSON file of entries") from None
+    return parse_document(text, str(path), Menu).entries
+
+
+def menu_text(entries: Sequence[MenuEntry]) -> str:
+    """Return the menu as JSON text, an entry a line."""
+    adapter = TypeAdapter(MenuEntry)
+    lines = ",\n".join("  " + adapter.dump_json(entry).decode() for entry in entries)
+    return f'{{"entries": [\n{lines}\n]}}\n'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +227,6 @@ def problem_of(problem: OffloadProblem, entry: MenuEntry) -> OffloadProblem:
             f"menu: found {len(entry.forward_ms)} forward and {len(entry.backward_ms)} backward times; the model has "
             f"{count} layers"
         )
-    if entry.micro_batch < 1:
-        raise InputError(f"menu: found micro-batch {entry.micro_batch}; at least 1")
     layers = tuple(
         replace(layer, forward_ms=forward, backward_ms=backward)
         for layer, forward, backward in zip(problem.layers, entry.forward_ms, entry.backward_ms, strict=True)

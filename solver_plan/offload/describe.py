@@ -22,7 +22,7 @@ RESOURCE_WORDS = {
 
 def describe(plan: OffloadPlan, problem: OffloadProblem | None = None) -> str:
     """Return the plan as text; with its problem also the rooms and what binds."""
-    lines = [*_summary(plan, problem), "", *_placement(plan), "", *_resources(plan)]
+    lines = [*_summary(plan, problem), "", *_placement(plan), "", *_resources(plan, problem)]
     if problem is not None and not violations(problem, plan):
         lines += ["", *what_binds(problem, plan)]
     return "\n".join(lines) + "\n"
@@ -30,12 +30,6 @@ def describe(plan: OffloadPlan, problem: OffloadProblem | None = None) -> str:
 
 def _summary(plan: OffloadPlan, problem: OffloadProblem | None) -> Iterator[str]:
     yield f"period     {plan.predicted.period_ms:.3f} ms"
-    certificate = plan.certificate
-    if certificate is not None:
-        bound = "none" if certificate.bound is None else f"{certificate.bound:.3f} ms ({certificate.bound_from})"
-        gap = "" if certificate.gap is None else f", gap {certificate.gap:.4%}"
-        yield f"bound      {bound}{gap}: {certificate.status}, stopped by {certificate.stopped_by}"
-        yield f"found by   {certificate.incumbent}"
     room = "" if problem is None else f" of {problem.gpu_state_bytes / 1e9:.3f} GB"
     yield f"resident   {plan.predicted.gpu_state_bytes / 1e9:.3f} GB{room}"
 
@@ -55,14 +49,17 @@ def _placement(plan: OffloadPlan) -> Iterator[str]:
         yield f"  {place:13s}{names}"
 
 
-def _resources(plan: OffloadPlan) -> Iterator[str]:
+def _resources(plan: OffloadPlan, problem: OffloadProblem | None) -> Iterator[str]:
     period_ms = plan.predicted.period_ms
     yield "resource      busy ms   share  operations"
     for resource in RESOURCES:
         items = [item for item in plan.timeline if item.resource == resource]
         busy_ms = sum(item.end_ms - item.start_ms for item in items)
+        kinds: list[str] = sorted({item.operation for item in items})
+        if resource == "gpu" and problem is not None and problem.accumulation_steps > 1:
+            busy_ms += problem.other_micro_steps_ms
+            kinds.append("other micro-steps")
         share = busy_ms / period_ms if period_ms else 0.0
-        kinds = sorted({item.operation for item in items})
         yield f"{resource:8s}{busy_ms:13.3f}{share:8.1%}  {', '.join(kinds)}"
 
 

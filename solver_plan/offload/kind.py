@@ -2,12 +2,19 @@
 
 from solver_plan.kinds import Wing
 from solver_plan.offload.check import period_of, violations
+from solver_plan.offload.claims import refuted_bound
 from solver_plan.offload.describe import describe
 from solver_plan.offload.heuristics import RULES
 from solver_plan.offload.plan import OffloadPlan
 from solver_plan.offload.planner import plan_offload
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.offload.simulate import simulate_text
+from solver_plan.report.offload_gantt import offload_gantt_svg
+
+
+def _check(problem: OffloadProblem, plan: OffloadPlan) -> tuple[str, ...]:
+    return violations(problem, plan) or refuted_bound(problem, plan)
+
 
 OFFLOAD = Wing(
     name="offload",
@@ -15,8 +22,9 @@ OFFLOAD = Wing(
     plan_type=OffloadPlan,
     heuristics=RULES,
     planner=plan_offload,
-    checker=violations,
+    checker=_check,
     evaluator=period_of,
     describer=describe,
     simulator=simulate_text,
+    drawer=offload_gantt_svg,
 )

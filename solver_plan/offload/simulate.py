@@ -73,6 +73,7 @@ def replay(
     busy_ms: dict[ResourceName, float] = dict.fromkeys(RESOURCES, 0.0)
     for item in iteration.operations:
         busy_ms[item.resource] += item.duration_ms
+    busy_ms["gpu"] += problem.other_micro_steps_ms
     if timing.period_ms == 0:
         return Replay(iterations=iterations, period_ms=0.0, slowest_ms=0.0, planned_ms=0.0, busy_ms=busy_ms)
     arcs, _ = arcs_of(problem, iteration, precedences_of(problem, iteration), timing)
@@ -117,16 +118,18 @@ def _play(iteration: Iteration, arcs: list[Arc], jitter: float, count: int, draw
     return marks_ms
 
 
-def simulate_text(problem: OffloadProblem, plan: OffloadPlan) -> str:
-    """Play the plan as it is and with 10 % jitter, and return what happened, as text for a terminal."""
+def simulate_text(
+    problem: OffloadProblem, plan: OffloadPlan, *, jitter: float = 0.1, iterations: int = 200, seed: int = 0
+) -> str:
+    """Play the plan as it is and with jitter, as `replay` does, and return what happened, as text for a terminal."""
     exact = replay(problem, plan)
-    noisy = replay(problem, plan, jitter=0.1)
+    noisy = replay(problem, plan, jitter=jitter, iterations=iterations, seed=seed)
     lines = [
         f"planned period      {exact.planned_ms:12.3f} ms",
         f"played              {exact.period_ms:12.3f} ms   mean of {exact.iterations} iterations, each operation as "
         "early as the plan's orders allow",
-        f"with 10 % jitter    {noisy.period_ms:12.3f} ms   {noisy.excess:+.2%}, slowest iteration "
-        f"{noisy.slowest_ms:.3f} ms",
+        f"{f'with {jitter:.4g} jitter':20s}{noisy.period_ms:12.3f} ms   {noisy.excess:+.2%}, slowest of "
+        f"{noisy.iterations} iterations {noisy.slowest_ms:.3f} ms",
         "",
         "resource     busy ms    idle ms   share",
     ]

@@ -142,6 +142,17 @@ class NodeLink:
 
 
 @document
+class Host:
+    """What one device has of its host, while all devices of the node use theirs."""
+
+    cpu_update_parameters_per_s: PerSecond
+    """Adam's update on the CPU, of 32-bit states, by this device's share of the cores."""
+    d2h_bytes_per_s: PerSecond
+    """Copies from the device to pinned memory of the host."""
+    h2d_bytes_per_s: PerSecond
+
+
+@document
 class ClusterDescription:
     """Equal nodes of equal devices."""
 
@@ -151,6 +162,8 @@ class ClusterDescription:
     device: Device
     intra_node: NodeLink
     inter_node: NodeLink
+    host: Host | None = None
+    """None: nothing is known, and no update can be planned for the CPU."""
 
     @property
     def devices(self) -> int:

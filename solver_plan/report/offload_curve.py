@@ -29,6 +29,16 @@ def curve_table(points: Sequence[CurvePoint]) -> str:
     )
 
 
+def curve_csv(points: Sequence[CurvePoint]) -> str:
+    """Return the curve as CSV with a header, numbers in full; what is not known is empty."""
+    lines = ["gpu_state_bytes,resident_bytes,period_ms,bound_ms"]
+    for point in points:
+        bound = "" if point.bound_ms is None else repr(point.bound_ms)
+        resident = point.plan.predicted.gpu_state_bytes
+        lines.append(f"{point.gpu_state_bytes},{resident},{point.period_ms!r},{bound}")
+    return "\n".join(lines) + "\n"
+
+
 def curve_svg(points: Sequence[CurvePoint]) -> str:
     """Return the curve as a self-contained SVG: periods of plans, and the bound below which none can be."""
     most_bytes = max(1, *(point.gpu_state_bytes for point in points))

@@ -16,7 +16,8 @@ from solver_plan.offload.retiming import Arc, least_period, retime
 from solver_plan.offload.simulate import replay
 from solver_plan.offload.streaming import Calendar, at_once, best_layout
 from solver_plan.report.offload_curve import curve_svg, curve_table
-from solver_plan.report.offload_gantt import offload_gantt_html, offload_gantt_svg
+from solver_plan.report.offload_gantt import offload_gantt_svg
+from solver_plan.report.page import page
 from solver_plan.solving.budget import Budget
 from tests.offload.offload_cases import make_plan, make_problem, with_period
 
@@ -156,9 +157,17 @@ def test_pictures_are_well_formed_and_show_every_lane() -> None:
     for item in plan.timeline:
         # two periods show every operation at least twice, three times where it straddles an end
         assert sum(tip.startswith(f"{item.operation} of {item.layer}") for tip in tips) >= 2
-    page = offload_gantt_html(plan, describe(plan, problem))
-    assert "&lt;" not in page.split("<pre>")[0]
-    assert page.count("<svg") == 1
+    written = page("a <b>", offload_gantt_svg(plan, problem), describe(plan, problem))
+    assert "&lt;" not in written.split("<body>")[1].split("<figure")[1].split("<pre>")[0]
+    assert "a &lt;b&gt;" in written
+    assert written.count("<svg") == 1
+
+
+def test_other_micro_steps_are_drawn() -> None:
+    problem = make_problem(accumulation=3)
+    text = offload_gantt_svg(make_plan(problem, PLACEMENTS[0]), problem)
+    assert "other micro-steps: 270.000 ms" in text
+    assert "other micro-steps" not in offload_gantt_svg(make_plan(problem, PLACEMENTS[0]))
 
 
 def test_names_of_layers_cannot_break_out_of_a_picture() -> None:
