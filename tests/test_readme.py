@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.registry import GROUPS
-from solver_plan.cli import build_parser
+from solver_plan.cli import build_parser, main
 from tests.conftest import PROJECT
 
 README = (PROJECT / "README.md").read_text(encoding="utf-8")
@@ -53,3 +53,15 @@ def test_the_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "bound" in shown.stdout
     assert (tmp_path / "plan.json").exists()
+
+
+def test_the_offload_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = README.split("## Offload")[1].split("\n## ")[0]
+    commands = re.findall(r"^solver-plan (.+)$", section, re.MULTILINE)
+    assert len(commands) > 5
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        words = [word.replace("models/", f"{PROJECT}/models/") for word in shlex.split(command)]
+        assert main(words) == 0, command
+    assert "<svg" in (tmp_path / "offload.html").read_text()
+    assert "<svg" in (tmp_path / "curve.svg").read_text()

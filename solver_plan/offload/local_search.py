@@ -12,7 +12,8 @@ from solver_plan.offload.bounds import Inequality, relaxed_period_ms
 from solver_plan.offload.operations import Placement, resident_bytes
 from solver_plan.offload.plan import Place
 from solver_plan.offload.problem import OffloadProblem
-from solver_plan.offload.streaming import Slot, Streamed, at_once, best_layout, lay_out
+from solver_plan.offload.state_flow import Program, Slot
+from solver_plan.offload.streaming import Streamed, at_once, best_layout, lay_out
 from solver_plan.solving.budget import Clock
 
 SECONDS_PER_OPERATION = 4e-5
@@ -26,6 +27,8 @@ FIRST_TRIAL = 1.03
 STEPS_PER_ROUND = 400
 FOCUSED = 0.7
 """Share of the moves that change a layer of the critical cycle."""
+FLOWING = 0.5
+"""Share of the moved placements whose updates stand where the flow of the states puts them."""
 
 
 def improve(
@@ -103,7 +106,8 @@ def improve(
             if lower_ms > current.timing.period_ms * (1 + tolerance):
                 continue
             trial_ms = lower_ms + draws.choice((0.0, 0.5, 0.9, 1.0)) * (current.timing.period_ms - lower_ms)
-            found = lay_out(problem, placement, program, trial_ms)
+            flows = placement != current.placement and draws.random() < FLOWING
+            found = lay_out(problem, placement, None if flows else program, trial_ms)
             if consider(found) or (
                 found is not None and found.timing.period_ms <= current.timing.period_ms * (1 + tolerance)
             ):
@@ -130,9 +134,12 @@ def alternating(problem: OffloadProblem, streamed: int) -> Iterator[Placement]:
             yield tuple(places)
 
 
-def _programs(placement: Placement) -> Iterator[dict[int, Slot]]:
-    """All streamed updates as early as can be, between backward and forward, as late as can be, and by turns."""
+def _programs(placement: Placement) -> Iterator[Program | None]:
+    """As the states flow; all streamed updates as early as can be, between backward and forward, as late as can be, and
+    by turns.
+    """
     early = at_once(placement)
+    yield None
     yield early
     yield dict.fromkeys(early, 0)
     yield {layer: -layer for layer in early}

@@ -43,14 +43,18 @@ MILP_SHARE = 0.5
 """Of the time that is left, at most this for the placement program."""
 MILP_SHARE_OF_LARGE = 0.85
 """The same for problems of more chunks than CP-SAT can order."""
+MILP_SHARE_WITH_STREAMING = 0.25
+"""The same where a local search follows, whose plans are better the longer it runs."""
 LARGE = 500
 """Layers times chunks."""
 FIXED_SHARE = 0.2
 """Then at most this for the orders of its placement."""
 WINDOW_MARGINS = (0.25, 0.5, 1.0, 2.0)
 """With streaming, placements are also sought whose windows bear this many copies of the largest state in and out."""
-SEED_SHARE = 0.1
+SEED_SHARE = 0.05
 """At most this share of what is left for each of them."""
+SEED_GAP = 0.01
+"""Relative; the margins are guesses, the best placement for them is worth no more time."""
 CYCLIC_SHARE = 0.3
 """With streaming, this much of the time is left to CP-SAT after the local search, on small problems."""
 LARGEST_CYCLIC = 16
@@ -112,7 +116,8 @@ def _search(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidat
     if clock.interrupted:
         return
     large = len(problem.layers) * problem.chunks_per_layer > LARGE
-    share = MILP_SHARE_OF_LARGE if large else MILP_SHARE
+    streaming = any(problem.may_stream(layer) for layer in range(len(problem.layers)))
+    share = MILP_SHARE_WITH_STREAMING if streaming else MILP_SHARE_OF_LARGE if large else MILP_SHARE
     bound = placement_bound(problem, clock, limit=share * clock.remaining)
     if bound.bound_ms is not None:
         incumbent.raise_bound(bound.bound_ms, BOUND_NAME)
@@ -125,7 +130,7 @@ def _search(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidat
     _run_rules(problem, clock, incumbent, tuple(name for name in RULES if name not in QUICK_RULES))
     if incumbent.closed or clock.expired:
         return
-    if any(problem.may_stream(layer) for layer in range(len(problem.layers))):
+    if streaming:
         _search_streaming(problem, clock, incumbent, bound.placement)
         return
     if bound.placement is not None:
@@ -159,7 +164,11 @@ def _search_streaming(
     seeds = [first, incumbent.plan.placement]
     for share in WINDOW_MARGINS:
         wider = placement_bound(
-            problem, clock, limit=SEED_SHARE * clock.remaining, window_margin_ms=share * max(copies_ms)
+            problem,
+            clock,
+            limit=SEED_SHARE * clock.remaining,
+            gap_limit=SEED_GAP,
+            window_margin_ms=share * max(copies_ms),
         )
         if wider.placement is not None:
             seeds.append(wider.placement)

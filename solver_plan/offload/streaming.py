@@ -3,26 +3,20 @@
 A state may be copied in before its iteration begins and copied out after the next one has begun, so the timeline is
 truly cyclic. It is laid out for a trial period: the device's work first, in the order of a *program* that says where
 each streamed update stands; then each state's copy in as late and copy out as early as the link allows, modulo the
-period; then the CPU layers in earliest-deadline order in what is left. Nothing here need fit: only the orders count,
-and `retiming.py` finds their least period.
+period. Without a program the states flow instead (`state_flow.py`), and the updates follow them. Then the CPU layers in
+earliest-deadline order in what is left. Nothing here need fit: only the orders count, and `retiming.py` finds their
+least period.
 """
 
 import bisect
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from solver_plan.offload.operations import Iteration, Placement, iteration_of, precedences_of
 from solver_plan.offload.plan import RESOURCES, ResourceName
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.offload.retiming import Critical, Timing, retime
-
-Slot = int
-"""Where a streamed update stands in the device's work: slot s >= 0 right after the backward of layer s; slot s < 0
-right before the next forward of layer -s. Slot 0 is the idle time between the last backward and the next forward."""
-
-Program = Mapping[int, Slot]
-"""Slot of each streamed layer; of layer l any s with -l <= s <= l."""
+from solver_plan.offload.state_flow import Program, Slot, StateFlow, state_flow
 
 TRIALS = 4
 
@@ -95,7 +89,7 @@ class Streamed:
 def lay_out(
     problem: OffloadProblem,
     placement: Placement,
-    program: Program,
+    program: Program | None,
     trial_ms: float,
     *,
     in_gradient_order: bool = False,
@@ -104,8 +98,10 @@ def lay_out(
 
     Parameters
     ----------
-    problem, placement, program
+    problem, placement
         What to lay out.
+    program
+        Where the streamed updates stand; None: where the flow of their states puts them.
     trial_ms
         The period that the layout aims at; raised to the device's work where it is less.
     in_gradient_order
@@ -116,9 +112,21 @@ def lay_out(
     if period_ms <= 0:
         return None
     starts_ms = [0.0] * len(iteration.operations)
-    _device(problem, placement, program, iteration, starts_ms, period_ms)
+    flow = None if program is not None else state_flow(problem, placement, period_ms)
+    if program is None:
+        assert flow is not None
+        program = flow.program
+    _device(problem, placement, program, iteration, starts_ms, period_ms, flow)
     to_host, to_device = Calendar(period_ms), Calendar(period_ms)
-    _stream(iteration, starts_ms, to_host, to_device)
+    if flow is None:
+        _stream(iteration, starts_ms, to_host, to_device)
+    else:
+        for layer, copy in iteration.state_copy_in.items():
+            starts_ms[copy] = flow.copy_in_ms[layer]
+            to_device.take(starts_ms[copy], iteration.operations[copy].duration_ms)
+        for layer, copy in iteration.state_copy_out.items():
+            starts_ms[copy] = flow.copy_out_ms[layer]
+            to_host.take(starts_ms[copy], iteration.operations[copy].duration_ms)
     _cpu_layers(problem, iteration, starts_ms, to_host, to_device, in_gradient_order)
     retimed = retime(problem, iteration, precedences_of(problem, iteration), Timing(tuple(starts_ms), period_ms))
     if retimed is None:
@@ -129,7 +137,7 @@ def lay_out(
 def best_layout(
     problem: OffloadProblem,
     placement: Placement,
-    program: Program,
+    program: Program | None,
     lower_ms: float,
     *,
     in_gradient_order: bool = False,
@@ -186,6 +194,7 @@ def _device(
     iteration: Iteration,
     starts_ms: list[float],
     period_ms: float,
+    flow: StateFlow | None,
 ) -> None:
     """Forward from 0, backward, the idle time before the next forward; updates where the program says."""
     count = len(problem.layers)
@@ -214,7 +223,12 @@ def _device(
         now += problem.gpu_update_ms(update)
     # spread over the idle time, so that one state's copies can follow another's
     spare_ms = period_ms - now - sum(problem.gpu_update_ms(update) for update in idle)
+    if flow is not None:
+        idle.sort(key=lambda update: flow.update_ms[update])
+        spare_ms = 0.0
     for update in idle:
+        if flow is not None:
+            now = max(now, flow.update_ms[update])
         starts_ms[iteration.gpu_update[update]] = now
         now += problem.gpu_update_ms(update) + max(0.0, spare_ms) / len(idle)
 
