@@ -57,7 +57,7 @@ class Kind(ABC):
 
     @abstractmethod
     def picture(self, plan: PlanDocument, problem: ProblemDocument | None) -> str | None:
-        """Return the plan as a self-contained SVG; None: this kind has no picture."""
+        """Return the plan as a self-contained SVG; None: this kind has none, or it cannot be drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +73,8 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     evaluator: Callable[[ProblemT, PlanT], float]
     describer: Callable[[PlanT, ProblemT | None], str]
     simulator: Callable[[ProblemT, PlanT], str]
-    drawer: Callable[[PlanT, ProblemT | None], str] | None = None
-    """A self-contained SVG, its texts escaped."""
+    drawer: Callable[[PlanT, ProblemT | None], str | None] | None = None
+    """A self-contained SVG, its texts escaped; None where it cannot be drawn, for want of the problem, say."""
 
     def plan(
         self,
@@ -107,7 +107,7 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
         return self.simulator(self._problem(problem), self._plan(plan))
 
     def picture(self, plan: PlanDocument, problem: ProblemDocument | None) -> str | None:
-        """Return the plan as a self-contained SVG; None: this kind has no picture."""
+        """Return the plan as a self-contained SVG; None: this kind has none, or it cannot be drawn."""
         if self.drawer is None:
             return None
         return self.drawer(self._plan(plan), None if problem is None else self._problem(problem))

@@ -16,6 +16,14 @@ def _plan(
     return Planner(problem, budget, on_progress).run(heuristic)
 
 
+def _draw(plan: ParallelismPlan, problem: ParallelismProblem | None) -> str | None:
+    from solver_plan.report.parallelism_picture import parallelism_picture
+
+    if problem is None or check(problem, plan):
+        return None  # prices stand in the problem, and only what is valid has all of them
+    return parallelism_picture(plan, problem)
+
+
 PARALLELISM = Wing(
     name="parallelism",
     problem_type=ParallelismProblem,
@@ -26,4 +34,5 @@ PARALLELISM = Wing(
     evaluator=lambda problem, plan: evaluate_checked(problem, plan).iteration_ms,
     describer=describe,
     simulator=lambda problem, plan: describe_simulation(simulate(problem, plan)),
+    drawer=_draw,
 )

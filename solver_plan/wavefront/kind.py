@@ -41,6 +41,12 @@ def _simulate(problem: WavefrontProblem, plan: WavefrontPlan) -> str:
     return describe_simulation(problem, plan)
 
 
+def _draw(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
+    from solver_plan.report.wavefront_gantt import gantt_svg
+
+    return gantt_svg(plan, problem)
+
+
 WAVEFRONT = Wing(
     name="wavefront",
     problem_type=WavefrontProblem,
@@ -51,4 +57,5 @@ WAVEFRONT = Wing(
     evaluator=_evaluate,
     describer=_describe,
     simulator=_simulate,
+    drawer=_draw,
 )

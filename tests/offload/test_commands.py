@@ -65,14 +65,16 @@ def test_from_shapes_to_a_checked_plan_and_its_page(run: Run) -> None:
     assert run("show", "plan.json", "--problem", "problem.json", "--html", "-")[1] == page
 
 
-def test_a_page_of_a_kind_without_picture_has_the_tables(run: Run) -> None:
+def test_a_page_has_the_tables_and_a_picture_where_one_can_be_drawn(run: Run) -> None:
     write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
     assert run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")[0] == 0
     assert run("show", "plan.json", "--html", "plan.html")[0] == 0
     page = Path("plan.html").read_text()
     assert "<pre>" in page
     assert "micro-batch" in page
-    assert "<svg" not in page
+    assert "<svg" not in page  # without the problem there are no prices to draw
+    assert run("show", "plan.json", "--problem", "problem.json", "--html", "plan.html")[0] == 0
+    assert Path("plan.html").read_text().count("<svg") == 1
 
 
 def test_the_sweep_is_a_table_a_plot_and_csv(run: Run) -> None:
