@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = int(done.code or 0)
         _flush()
     except SolverPlanError as error:
+        logging.getLogger(__name__).debug("where it was refused", exc_info=error)
         _complain(str(error))
         return error.exit_code
     except BrokenPipeError:

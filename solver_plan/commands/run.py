@@ -5,8 +5,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from solver_plan.commands.verb import Verb, positive, require_writable
-from solver_plan.errors import SolverPlanError
+from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, positive, require_writable
+from solver_plan.errors import InputError, RunFailedError, SolverPlanError
 
 if TYPE_CHECKING:
     from solver_plan.execution.comparison import Step
@@ -29,8 +29,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     try:
         return _train(arguments)
+    except RunFailedError:
+        raise
     except SolverPlanError as error:
-        # one message for all ranks; the others end with the same exit code
+        # all ranks refuse the same: one message for all; the others end with the same exit code
         if os.environ.get("RANK", "0") != "0":
             return error.exit_code
         raise
@@ -46,6 +48,8 @@ def _train(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.compile import read_problem_and_plan
     from solver_plan.execution.run import Training, load_model, run
 
+    if arguments.trace == STANDARD_OUTPUT:
+        raise InputError("--trace: found '-'; name a file, standard output has the comparison")
     if arguments.trace is not None:
         require_writable(arguments.trace)
 

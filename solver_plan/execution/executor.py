@@ -97,8 +97,8 @@ class Executor:
         self.stage_indices = () if self.team is None else program.teams[self.team].stages
         self.steps: list[Step] = []
         self._clock = StepClock(self.device)
-        end = max((program.stages[index].operators[1] for index in self.stage_indices), default=0)
-        shapes = boundary_shapes(model, end, dtype)
+        # of all operators on every rank: what is wrong with any is refused by all, before a group is made
+        shapes = boundary_shapes(model, dtype)
         groups = create_groups(program, self.device.type, timeout_s)
         self._shared_groups = [None if s.group is None else groups.group(s.group) for s in program.shared_weights]
         self.modules: dict[int, StageModule] = {}
@@ -123,6 +123,7 @@ class Executor:
 
     def step(self, batch: Batch) -> Step:
         """Train on one global batch, the same on every rank; each takes the rows it needs."""
+        self._require_whole(batch)
         began_s, began = time.time(), time.perf_counter()
         self._clock.begin()
         self.zero_gradients()
@@ -203,18 +204,22 @@ class Executor:
         replica = stage.side(0).place(self.rank)[0] if len(stage.segments) == 1 else 0
         torch.manual_seed((seed * 10_007 + self.team) * 10_007 + replica)
 
+    def _require_whole(self, batch: Batch) -> None:
+        """Refuse a batch of another size, on every rank: those that need no rows of it would wait for the others."""
+        for value in (*batch.inputs, *batch.targets):
+            samples = value.shape[0] if value.dim() else 0
+            if samples != self.program.global_batch:
+                raise InputError(
+                    f"batch: {samples} samples, the plan's global batch is {self.program.global_batch}; "
+                    "give each step a whole global batch"
+                )
+
     def _rows(self, values: Values, stage: int, segment: int) -> list[Values]:
         """Cut this rank's rows of each micro-batch out of the global batch."""
         side = self.program.stages[stage].side(segment)
         size = self.program.micro_batch_size
         rows = size // side.data_parallel
         replica, _ = side.place(self.rank)
-        for value in values:
-            if value.shape[0] != self.program.global_batch:
-                raise InputError(
-                    f"batch: {value.shape[0]} samples, the plan's global batch is {self.program.global_batch}; "
-                    "give each step a whole global batch"
-                )
         starts = [index * size + replica * rows for index in range(self.program.micro_batches)]
         return [tuple(value[start : start + rows].to(self.device) for value in values) for start in starts]
 

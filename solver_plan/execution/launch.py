@@ -10,10 +10,12 @@ import os
 import pickle
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
@@ -26,6 +28,19 @@ from solver_plan.errors import NotExecutableError, RunFailedError, SolverPlanErr
 Result = TypeVar("Result")
 
 LOOPBACK = "127.0.0.1"
+_LONGEST_WAIT_S = 3600.0
+"""The system's `poll` counts milliseconds in 32 bit."""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What ended a process early."""
+
+    at_s: float
+    """On the clock of the machine, to tell the first failure from those that follow from it."""
+    error: SolverPlanError | None
+    message: str
+    traceback: str
 
 
 def require_world_size(planned: int, found: int) -> None:
@@ -116,31 +131,43 @@ def _collect(connections: list[Connection], end: float) -> list[bytes]:
     answers: dict[int, bytes] = {}
     waiting = {id(connection): rank for rank, connection in enumerate(connections)}
     while waiting:
-        ready = wait([connections[rank] for rank in waiting.values()], timeout=max(0.0, end - time.monotonic()))
-        if not ready:
+        left_s = end - time.monotonic()
+        if left_s <= 0:
             raise RunFailedError(f"ranks {sorted(waiting.values())} did not end in time; all were ended")
-        for connection in ready:
+        failures: list[tuple[float, int, _Failure | None]] = []
+        for connection in wait([connections[rank] for rank in waiting.values()], timeout=min(left_s, _LONGEST_WAIT_S)):
             rank = waiting.pop(id(connection))
             try:
-                good, answer = connections[rank].recv()
+                answer = connections[rank].recv()
             except EOFError:
-                raise RunFailedError(f"rank {rank} ended early without a word; all were ended") from None
-            if not good:
-                _raise(rank, answer)
-            answers[rank] = answer
+                # killed from outside: what the others complain of follows from it
+                failures.append((0.0, rank, None))
+                continue
+            if isinstance(answer, _Failure):
+                failures.append((answer.at_s, rank, answer))
+            else:
+                answers[rank] = answer
+        if failures:
+            _, rank, failure = min(failures, key=lambda found: found[:2])
+            raise _error_of(rank, failure)
     return [answers[rank] for rank in range(len(connections))]
 
 
-def _raise(rank: int, answer: object) -> None:
-    if isinstance(answer, SolverPlanError):
-        raise answer
-    raise RunFailedError(f"rank {rank} failed: {answer}")
+def _error_of(rank: int, failure: _Failure | None) -> SolverPlanError:
+    if failure is None:
+        return RunFailedError(f"rank {rank} was killed or crashed; all were ended: look at memory, and run again")
+    if failure.error is not None and not isinstance(failure.error, RunFailedError):
+        return failure.error
+    error = RunFailedError(f"rank {rank} failed: {failure.message}; all were ended, --verbose shows where")
+    error.add_note(failure.traceback)
+    return error
 
 
 def _work(
     rank: int, processes: int, port: int, function: Callable[[int], object], answer: Connection, timeout_s: float
 ) -> None:
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         dist.init_process_group(
             "gloo",
@@ -152,18 +179,25 @@ def _work(
         result = pickle.dumps(function(rank))
         # rank 0 keeps the store: none leaves before all have ended
         dist.barrier()
-        answer.send((True, result))
+        answer.send(result)
         dist.destroy_process_group()
-    except SolverPlanError as error:
-        answer.send((False, error))
     except Exception as error:
-        answer.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        known = error if isinstance(error, SolverPlanError) else None
+        message = str(error) if known is not None else f"{type(error).__name__}: {error}"
+        answer.send(_Failure(time.monotonic(), known, message, traceback.format_exc()))
     finally:
         answer.close()
         sys.stdout.flush()
         sys.stderr.flush()
         # a forked child runs none of the parent's exit handlers
         os._exit(0)
+
+
+def _end_with_parent(parent: int) -> None:
+    """End this process when the one that started it is gone, however that ended."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _free_port() -> int:

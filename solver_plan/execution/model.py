@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
-from solver_plan.errors import NotExecutableError
+from solver_plan.errors import InputError, NotExecutableError
 from solver_plan.execution.program import Program
 
 Values = tuple[torch.Tensor, ...]
@@ -188,22 +188,29 @@ def _built(model: Model, operator: int, seed: int, dtype: torch.dtype, device: t
         torch.set_default_dtype(before)
 
 
-def boundary_shapes(model: Model, operators: int, dtype: torch.dtype) -> list[tuple[TensorShape, ...]]:
-    """Return the tensors before each of the first `operators` operators and behind the last, without any storage.
+def boundary_shapes(model: Model, dtype: torch.dtype) -> list[tuple[TensorShape, ...]]:
+    """Return the tensors before each operator and behind the last, without any storage.
 
     Raises
     ------
     NotExecutableError
         If an operator does not keep the samples in the first dim.
+    InputError
+        If a module raises.
     """
     rows = 2
     meta = torch.device("meta")
     batch = model.make_batch(rows, torch.Generator().manual_seed(0))
     values = tuple(value.to(_floating(value, dtype)).to(meta) for value in batch.inputs)
     shapes = [tuple(TensorShape(tuple(value.shape[1:]), value.dtype, False) for value in values)]
-    for operator in range(operators):
-        module = _on_meta(_built(model, operator, 0, dtype, meta))
-        values = as_tuple(module(*values))
+    for operator in range(len(model.layers)):
+        try:
+            values = as_tuple(_on_meta(_built(model, operator, 0, dtype, meta))(*values))
+        except Exception as error:
+            raise InputError(
+                f"operator {model.layers[operator].name!r}: its module raised {type(error).__name__}: {error}; "
+                "it must build and run on tensors without storage (device meta)"
+            ) from error
         for value in values:
             if value.dim() == 0 or value.shape[0] != rows:
                 raise NotExecutableError(

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from solver_plan.errors import InputError, PlanMismatchError
+from solver_plan.errors import InputError, PlanMismatchError, SolverPlanError
 from solver_plan.execution.comparison import RankReport, StageComparison, Step, compare, write_trace
 from solver_plan.execution.compile import compile_plan
 from solver_plan.execution.executor import Executor, MakeOptimizer, adamw
@@ -143,7 +143,14 @@ def load_model(source: str) -> Model:
     description = load_description(source)
     if description.modules is None:
         raise InputError(f"model: {source!r} describes no torch modules (`modules`); it can be planned, not run")
-    found = description.modules()
+    try:
+        found = description.modules()
+    except SolverPlanError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"model: `modules` of {source!r} raised {type(error).__name__}: {error}; correct the model file"
+        ) from error
     if not isinstance(found, Model):
         raise InputError(f"model: {source!r} builds a {type(found).__name__}; `modules` returns a Model")
     return found

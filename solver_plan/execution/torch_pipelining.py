@@ -7,7 +7,8 @@ long as they are needed; `TeamRuntime` keeps the losses by micro-batch. FSDP's r
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import _RecvInfo
 
-from solver_plan.errors import NotExecutableError
+from solver_plan.errors import NotExecutableError, RunFailedError
 from solver_plan.execution.actions import Action, ActionKind
 from solver_plan.execution.clock import StepClock
 
@@ -52,6 +53,18 @@ def require_tested_version() -> None:
 def settled(value: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose collective has ended: a send must not read it earlier."""
     return value.wait() if isinstance(value, AsyncCollectiveTensor) else value
+
+
+@contextmanager
+def failing_as(action: Action) -> Iterator[None]:
+    """Let what a user's module raises name the action: PyTorch's message shows the arguments and hides the cause."""
+    try:
+        yield
+    except Exception as error:
+        cause = error
+        while isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__
+        raise RunFailedError(f"{action}: {type(cause).__name__}: {cause}") from error
 
 
 @dataclass(frozen=True)
@@ -226,10 +239,11 @@ class TeamStage(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Values:
         """Run the forward of a micro-batch."""
+        action = Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id)
         began = self.clock.mark()
-        with self.memory.forward(self.stage_index, fwd_chunk_id, self.submod):
+        with failing_as(action), self.memory.forward(self.stage_index, fwd_chunk_id, self.submod):
             outputs = cast("Values", super().forward_one_chunk(fwd_chunk_id, *args, **kwargs))
-        self.clock.record(Action(self.stage_index, ActionKind.FORWARD, fwd_chunk_id), began)
+        self.clock.record(action, began)
         return outputs
 
     def backward_one_chunk(
@@ -240,19 +254,23 @@ class TeamStage(PipelineStage):
         last_backward: bool = False,
     ) -> None:
         """Run B or I of a micro-batch."""
+        kind = ActionKind.BACKWARD if full_backward else ActionKind.BACKWARD_INPUT
+        action = Action(self.stage_index, kind, bwd_chunk_id)
         began = self.clock.mark()
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        with failing_as(action):
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         self._drop_buffers(bwd_chunk_id)
         self.memory.backward(self.stage_index, bwd_chunk_id, self.submod)
-        kind = ActionKind.BACKWARD if full_backward else ActionKind.BACKWARD_INPUT
-        self.clock.record(Action(self.stage_index, kind, bwd_chunk_id), began)
+        self.clock.record(action, began)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run W of a micro-batch."""
+        action = Action(self.stage_index, ActionKind.BACKWARD_WEIGHT, bwd_chunk_id)
         began = self.clock.mark()
-        super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        with failing_as(action):
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
         self.memory.backward(self.stage_index, bwd_chunk_id, self.submod)
-        self.clock.record(Action(self.stage_index, ActionKind.BACKWARD_WEIGHT, bwd_chunk_id), began)
+        self.clock.record(action, began)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Sum the gradients over the replicas."""

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 
 from solver_plan.cli import main
 from solver_plan.documents import write_document
+from solver_plan.errors import RunFailedError
 from solver_plan.execution.program import read_program
 from solver_plan.profiles.loading import load_description
 from tests.execution.cases import plan, problem, stage
@@ -60,3 +61,36 @@ def test_run_refuses_with_one_line(
     assert main(["run", *files, "--steps", "2"]) == 2
     assert capfd.readouterr().err == ""
     assert main(["run", *files, "--steps", "2", "--local", "2", "--model", "models/llama.py:tiny"]) == 2
+
+
+def test_run_says_what_a_model_file_raises(
+    files: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\n"
+        "from models.gpt import tiny\n"
+        "def broken():\n"
+        "    return dataclasses.replace(tiny(), modules=lambda: 1 / 0)\n"
+    )
+    model = f"{tmp_path}/mine.py:broken"
+    assert main(["run", *files, "--steps", "1", "--local", "2", "--model", model]) == 2
+    told = capfd.readouterr().err
+    assert "raised ZeroDivisionError: division by zero; correct the model file" in told
+    assert told.count("\n") == 1
+
+
+def test_a_trace_is_a_file(files: tuple[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *files, "--steps", "1", "--local", "2", "--trace", "-"]) == 2
+    assert "--trace: found '-'" in capfd.readouterr().err
+
+
+def test_what_failed_on_another_rank_is_told_under_torchrun(
+    files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise RunFailedError("1F0: ValueError: broken")
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("solver_plan.execution.run.run", fail)
+    assert main(["run", *files, "--steps", "1"]) == 1
+    assert "1F0: ValueError: broken" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Sequence
@@ -244,7 +245,7 @@ def test_a_process_that_ends_early_is_named() -> None:
             os._exit(3)
         torch.distributed.barrier()
 
-    with pytest.raises(RunFailedError, match=r"rank [01]"):
+    with pytest.raises(RunFailedError, match="rank 1 was killed or crashed"):
         run_local(leave, 2, timeout_s=30, group_timeout_s=20)
 
 
@@ -254,6 +255,99 @@ def test_a_process_that_fails_says_why() -> None:
 
     with pytest.raises(RunFailedError, match="ValueError: out of luck"):
         run_local(fail, 1, timeout_s=30)
+
+
+class Broken(nn.Module):
+    """Raises on tensors that have storage: in the forward, or in the backward."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__()
+        self.fails_forward = forward
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        def fail(gradient: torch.Tensor) -> None:
+            raise ArithmeticError("this module is broken")
+
+        if not values.is_meta:
+            if self.fails_forward:
+                fail(values)
+            values.register_hook(fail)
+        return values * 1
+
+
+@pytest.mark.parametrize(("forward", "action"), [(True, "1F0"), (False, "1B0")])
+def test_a_module_that_raises_is_named_by_its_action(forward: bool, action: str) -> None:
+    model = own_model()
+    layers = (*model.layers[:4], dataclasses.replace(model.layers[4], build=lambda: Broken(forward)), model.layers[5])
+    made_for, made = two_stages(model)
+    with pytest.raises(RunFailedError) as caught:
+        run(made_for, made, ONE_STEP, model=dataclasses.replace(model, layers=layers), local=2)  # type: ignore[arg-type]
+    assert f"rank 1 failed: {action}: ArithmeticError: this module is broken; all" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert any("Traceback" in note for note in caught.value.__notes__)
+
+
+def test_a_module_that_cannot_be_built_is_refused_by_all_ranks() -> None:
+    def build() -> nn.Module:
+        raise ArithmeticError("no such width")
+
+    model = own_model()
+    layers = (*model.layers[:4], dataclasses.replace(model.layers[4], build=build), model.layers[5])
+    program = compile_plan(*two_stages(model))  # type: ignore[arg-type]
+
+    def attempt(rank: int) -> str:
+        try:
+            Executor(program, dataclasses.replace(model, layers=layers))
+        except InputError as error:
+            return str(error)
+        return "accepted"
+
+    first, second = run_local(attempt, 2, timeout_s=60)
+    assert first == second
+    assert first.startswith("operator 'layer4': its module raised ArithmeticError: no such width; ")
+
+
+def test_a_batch_of_another_size_is_refused_by_all_ranks() -> None:
+    model = own_model()
+    program = compile_plan(*two_stages(model))  # type: ignore[arg-type]
+
+    def attempt(rank: int) -> str:
+        executor = Executor(program, model)
+        targets_are_short = Batch((torch.randn(8, 8),), (torch.randn(4, 8),))
+        try:
+            executor.step(targets_are_short)
+        except InputError as error:
+            return str(error)
+        return "accepted"
+
+    first, second = run_local(attempt, 2, timeout_s=60)
+    assert first == second
+    assert first.startswith("batch: 4 samples")
+
+
+def test_time_of_many_steps_is_no_limit_of_the_system() -> None:
+    assert run_local(lambda rank: rank, 1, timeout_s=1e9) == [0]
+
+
+def test_processes_end_with_the_one_that_started_them() -> None:
+    """Killed outright, it can end nobody itself."""
+    ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
+
+    def stay(rank: int) -> None:
+        theirs.send(os.getpid())
+        time.sleep(120)
+
+    parent = multiprocessing.get_context("fork").Process(target=run_local, args=(stay, 1))
+    parent.start()
+    theirs.close()
+    assert ours.poll(60)
+    ours.recv()
+    parent.kill()
+    parent.join()
+    # the last holder of the other end is the process itself
+    assert ours.poll(60)
+    with pytest.raises(EOFError):
+        ours.recv()
 
 
 def test_processes_that_hang_are_ended() -> None:
