@@ -70,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush() -> None:
+    if sys.stdout is None:  # closed by the shell: >&-
+        return
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -256,6 +256,13 @@ def test_a_full_standard_output_is_one_line(tmp_path: Path, arguments: tuple[str
     assert err == "solver-plan: standard output: cannot write (No space left on device); choose another place\n"
 
 
+def test_a_closed_standard_output_is_one_line() -> None:
+    command = f"{sys.executable} -m solver_plan schema parallelism plan >&-"
+    shown = subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=PROJECT, check=False)
+    assert (shown.returncode, shown.stderr.count("\n")) == (2, 1)
+    assert "standard output: cannot write (it is closed)" in shown.stderr
+
+
 def test_progress_is_for_terminals_only() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

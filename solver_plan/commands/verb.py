@@ -107,6 +107,8 @@ def write_text_out(text: str, out: str) -> None:
 
 def write_data(text: str) -> None:
     """Write text to standard output, as UTF-8 whatever the locale. Raises `OutputError`."""
+    if sys.stdout is None:  # closed by the shell: >&-
+        raise OutputError("standard output: cannot write (it is closed); choose another place")
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode("utf-8"))

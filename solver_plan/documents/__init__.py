@@ -11,8 +11,9 @@ from solver_plan.documents.fields import (
     PerSecond,
     Range,
     document,
+    fail,
 )
-from solver_plan.documents.frame import Document, PlanDocument, ProblemDocument, ProgramDocument, fail
+from solver_plan.documents.frame import Document, PlanDocument, ProblemDocument, ProgramDocument
 from solver_plan.documents.reading import digest_of, parse_document, parse_json, read_document, require_same_problem
 from solver_plan.documents.writing import certificate_text, document_text, ensure_writable, write_document, write_text
 

@@ -5,6 +5,7 @@ from typing import Annotated, TypeVar, dataclass_transform
 from annotated_types import Ge, Gt, Le
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import PydanticCustomError
 
 T = TypeVar("T")
 
@@ -39,3 +40,11 @@ def document(cls: type[T]) -> type[T]:
     Unknown fields, values of another JSON type and numbers that are not finite are refused.
     """
     return pydantic_dataclass(cls, frozen=True, kw_only=True, config=_STRICT)  # type: ignore[return-value]
+
+
+def fail(place: str, found: object, rule: str) -> PydanticCustomError:
+    """Return the error to raise from a validator: a rule that spans several fields is broken at `place`.
+
+    The reader turns it into one line that names the file, the place, the value and the rule.
+    """
+    return PydanticCustomError("rule", "{rule}", {"place": place, "found": found, "rule": rule})

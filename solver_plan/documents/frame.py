@@ -3,7 +3,6 @@
 from typing import Literal
 
 from pydantic import JsonValue
-from pydantic_core import PydanticCustomError
 
 from solver_plan.documents.certificate import Certificate
 from solver_plan.documents.fields import document
@@ -46,11 +45,3 @@ class ProgramDocument:
 
 
 Document = ProblemDocument | PlanDocument | ProgramDocument
-
-
-def fail(place: str, found: object, rule: str) -> PydanticCustomError:
-    """Return the error to raise from a validator: a rule that spans several fields is broken at `place`.
-
-    The reader turns it into one line that names the file, the place, the value and the rule.
-    """
-    return PydanticCustomError("rule", "{rule}", {"place": place, "found": found, "rule": rule})

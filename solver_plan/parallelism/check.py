@@ -7,6 +7,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 
+from solver_plan.documents.fields import LARGEST_NUMBER
 from solver_plan.errors import InvalidPlanError
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.costs import Evaluation, evaluate
@@ -42,7 +43,7 @@ def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[
         *_devices(problem, plan),
         *_layouts(problem, plan),
         *_recompute(problem, plan),
-        *_schedule(plan),
+        *_schedule(problem, plan),
     )
     if structure:
         return structure, None
@@ -50,6 +51,8 @@ def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[
         evaluation = evaluate(problem, plan)
     except InvalidPlanError as error:
         return error.violations, None
+    if not evaluation.iteration_ms <= LARGEST_NUMBER:
+        return (f"iteration_ms: {evaluation.iteration_ms:.3g} ms, times go up to {LARGEST_NUMBER:g}",), None
     violations = (
         *_playable(plan, evaluation),
         *_memory(problem, plan, evaluation),
@@ -159,7 +162,12 @@ def _recompute(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[s
 
 
 def _whole_blocks(problem: ParallelismProblem, place: str, stage: Stage) -> Iterator[str]:
-    recomputed = {operator for bounds in stage.recompute for operator in range(*bounds)}
+    first_of_stage, end_of_stage = stage.operators
+    recomputed = {
+        operator
+        for first, end in stage.recompute
+        for operator in range(max(first, first_of_stage), min(end, end_of_stage))
+    }
     for first, end in block_ranges(problem):
         part = range(max(first, stage.operators[0]), min(end, stage.operators[1]))
         marked = [operator for operator in part if operator in recomputed]
@@ -167,11 +175,19 @@ def _whole_blocks(problem: ParallelismProblem, place: str, stage: Stage) -> Iter
             yield f"{place}: only {len(marked)} operators of the block [{first}, {end}), whole blocks are recomputed"
 
 
-def _schedule(plan: ParallelismPlan) -> Iterator[str]:
+def _schedule(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:
     """Every stage runs each micro-batch forward and backward once, on the devices of one group."""
     if plan.schedule is None:
         return
-    groups = sorted({stage.devices for stage in plan.stages})
+    allowed = problem.space.virtual_stages
+    sharing = Counter(stage.devices for stage in plan.stages)
+    groups = sorted(sharing)
+    for group in groups:
+        if sharing[group] not in allowed:
+            yield (
+                f"stages: {sharing[group]} of them share devices {list(group)}, the number of stages of a group is one "
+                f"of {list(allowed)} (space.virtual_stages)"
+            )
     for group, other in itertools.combinations(groups, 2):
         if set(group) & set(other):
             yield f"schedule.orders: devices {list(group)} and {list(other)} overlap, groups are equal or apart"

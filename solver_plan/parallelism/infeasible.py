@@ -37,8 +37,9 @@ class MemoryGraph(StageGraph):
         bound: Callable[[int, Spans], SpanBound],
         cutoff_bytes: float,
         cuts: Bools,
+        work: Callable[[float], None],
     ) -> None:
-        super().__init__(problem, shape, batch, bound, np.inf, cuts, any_order=not problem.in_rank_order)
+        super().__init__(problem, shape, batch, bound, np.inf, cuts, work, any_order=not problem.in_rank_order)
         self._cutoff = cutoff_bytes
         self._scale = 1.0
         self._sum_weight = 0.0
@@ -75,14 +76,20 @@ class _Attempt:
     """Index of the arc that needs most."""
 
 
-def explain(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape) -> str | None:
+def explain(
+    problem: ParallelismProblem,
+    batches: Sequence[MicroBatch],
+    shape: ChainShape,
+    work: Callable[[float], None] = lambda deterministic_seconds: None,
+) -> str | None:
     """Return one line that says why no plan exists, or None if memory forbids none.
 
     The line names the stage of the best attempt, how many bytes it is short, the smallest memory (to 1 MB) at which a
-    plan exists, and a number of nodes at which one does.
+    plan exists, and a number of nodes at which one does. `work` is told the deterministic seconds that were spent, and
+    may raise to end a long computation.
     """
     limit = problem.cluster.usable_bytes_per_device
-    best = _least_memory(problem, batches, shape, fine=True)
+    best = _least_memory(problem, batches, shape, work, fine=True)
     if best is None:
         return (
             f"no pipeline of whole stages covers {len(problem.operators)} operators on {problem.cluster.devices} "
@@ -98,23 +105,26 @@ def explain(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: C
         f"stages) is {math.ceil(best.memory_bytes - limit)} bytes short on stage {best.stage} "
         f"(operators {first} to {end - 1}, tensor parallel {choice.tensor_parallel}, data parallel "
         f"{choice.data_parallel}); a plan exists from {_whole_mb(problem.cluster, best.memory_bytes)} MB per device"
-        f"{_nodes_that_suffice(problem, batches, shape)}"
+        f"{_nodes_that_suffice(problem, batches, shape, work)}"
     )
 
 
 def _whole_mb(cluster: Cluster, usable_bytes: float) -> int:
     """Return the least memory of a device, in MB, of which so many bytes are usable."""
-    megabytes = math.ceil(usable_bytes / (1 - cluster.memory_margin) / MEGABYTE) - 1
-    while replace(cluster, memory_bytes_per_device=megabytes * MEGABYTE).usable_bytes_per_device < usable_bytes:
+    usable = 1 - cluster.memory_margin
+    megabytes = math.ceil(usable_bytes / usable / MEGABYTE) - 1
+    while int(megabytes * MEGABYTE * usable) < usable_bytes:  # as `Cluster.usable_bytes_per_device` rounds
         megabytes += 1
     return megabytes
 
 
-def _nodes_that_suffice(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape) -> str:
+def _nodes_that_suffice(
+    problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape, work: Callable[[float], None]
+) -> str:
     factor = 2
     while factor <= MOST_NODES:
         larger = replace(problem, cluster=replace(problem.cluster, nodes=problem.cluster.nodes * factor))
-        attempt = _least_memory(larger, batches, shape, fine=False)
+        attempt = _least_memory(larger, batches, shape, work, fine=False)
         if attempt is not None and attempt.memory_bytes <= problem.cluster.usable_bytes_per_device:
             return f", or on {larger.cluster.devices} devices ({larger.cluster.nodes} nodes)"
         factor *= 2
@@ -122,7 +132,12 @@ def _nodes_that_suffice(problem: ParallelismProblem, batches: Sequence[MicroBatc
 
 
 def _least_memory(
-    problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape, *, fine: bool
+    problem: ParallelismProblem,
+    batches: Sequence[MicroBatch],
+    shape: ChainShape,
+    work: Callable[[float], None],
+    *,
+    fine: bool,
 ) -> _Attempt | None:
     everywhere = np.ones(len(problem.operators) + 1, dtype=np.bool_)
     at_blocks = np.zeros(len(problem.operators) + 1, dtype=np.bool_)
@@ -133,9 +148,9 @@ def _least_memory(
         if best is not None and best.memory_bytes <= problem.cluster.usable_bytes_per_device:
             return best
         for batch in batches:
-            source = stage_source(problem, shape, batch, lambda deterministic_seconds: None)
+            source = stage_source(problem, shape, batch, work)
             cutoff = np.inf if best is None else best.memory_bytes
-            graph = MemoryGraph(problem, shape, source.batch, source.bound, cutoff, cuts)
+            graph = MemoryGraph(problem, shape, source.batch, source.bound, cutoff, cuts, work)
             arcs = graph.arcs()
             for _ in range(MOST_REFUTATIONS if source.finds_all else 1):
                 # of the many ways to use little memory, keep those that use the least

@@ -76,6 +76,7 @@ class Planner:
     """One search for a plan of one problem."""
 
     def __init__(self, problem: ParallelismProblem, budget: Budget, on_progress: Progress = silent) -> None:
+        _require_planned_space(problem)
         self.problem = problem
         self.clock = Clock(budget)
         self.incumbent: Incumbent[ParallelismPlan] = Incumbent(self._evaluate, self.clock, on_progress)
@@ -121,7 +122,7 @@ class Planner:
         self._grid()
         if heuristic is None:
             if self.incumbent.objective is None and not self.clock.expired:
-                shortage = explain(self.problem, self._batches, self._shape)
+                shortage = explain(self.problem, self._batches, self._shape, self.clock.work)
                 if shortage is not None:
                     raise InfeasibleProblemError(shortage)
             sizes = self._sizes()
@@ -384,6 +385,18 @@ class Planner:
                 if best is None or value < best[0]:
                     best = (value, number, path)
         return None if best is None else hint_of(program, best[1], best[2])
+
+
+def _require_planned_space(problem: ParallelismProblem) -> None:
+    """Refuse what this planner does not search: its bound would not hold there. Raises `InputError`."""
+    space = problem.space
+    if space.virtual_stages != (1,):
+        raise InputError(
+            f"space.virtual_stages: found {list(space.virtual_stages)}; the planner lays one stage on each group of "
+            "devices: give [1]"
+        )
+    if 0 not in space.sharding:
+        raise InputError(f"space.sharding: found {list(space.sharding)}; the planner shards nothing: add 0")
 
 
 def _keys(arcs: Arcs) -> list[StageKey]:

@@ -28,6 +28,8 @@ from solver_plan.parallelism.problem import (
 
 MEGABYTE = 2**20
 OUT_OF_MEMORY_US = 1e7
+MOST_LAYERS = 100_000
+"""A hundred times the deepest model anyone has planned; a chain of many more operators fits no memory."""
 LARGEST_ARGUMENT = 10**9
 COLUMNS = (
     "op_name",
@@ -171,8 +173,8 @@ def _family(model: str) -> Family:
 
 def _layer_count(family: Family, size: str, layers: int | None) -> int:
     if layers is not None:
-        if layers < 1:
-            raise InputError(f"layers: found {layers}; at least 1")
+        if not 1 <= layers <= MOST_LAYERS:
+            raise InputError(f"layers: found {layers}; a whole number from 1 to {MOST_LAYERS}")
         return layers
     if family == "resnet":
         return 1

@@ -1,8 +1,10 @@
 """Status, limit hit, bound and gap are separate facts, and each says what it says."""
 
+from dataclasses import replace
 from typing import Literal
 
 import pytest
+from pydantic import ValidationError
 
 from solver_plan.documents import Certificate, certify
 
@@ -52,3 +54,29 @@ def test_a_gap_limit_is_not_optimal() -> None:
 def test_a_bound_above_the_objective_is_a_fault_of_ours() -> None:
     with pytest.raises(AssertionError, match="above objective"):
         _certify(100.0, 100.1)
+
+
+def _stated(**changes: object) -> Certificate:
+    return replace(_certify(100.0, 75.0), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule"),
+    [
+        ({"status": "optimal"}, "'feasible': optimal if and only if the gap is at most 1e-06"),
+        ({"bound": 100.0, "gap": 0.0}, "'optimal': optimal if and only if"),
+        ({"gap": 0.1}, r"\(objective - bound\) / objective, null without a bound: 0.25"),
+        ({"gap": None}, "null without a bound: 0.25"),
+        ({"bound": None}, "null without a bound: None"),
+        ({"bound": 0.0, "gap": 1.0}, "greater than 0"),
+    ],
+)
+def test_a_certificate_that_contradicts_itself_is_refused(changes: dict[str, object], rule: str) -> None:
+    with pytest.raises(ValidationError, match=rule):
+        _stated(**changes)
+
+
+def test_a_certificate_that_agrees_with_itself_is_let_through() -> None:
+    assert _stated(gap=0.25 + 1e-7).bound == 75.0
+    assert _stated(bound=None, gap=None).status == "feasible"
+    assert _stated(bound=100.0, gap=0.0, status="optimal").gap == 0.0

@@ -71,6 +71,7 @@ def problem(
             cross_node_stages=True,
             micro_batch_sizes=None,
             use_all_devices=False,
+            virtual_stages=(1, 2),
             recompute="operator",
             sharding=(0, 1, 2, 3),
         ),

@@ -117,6 +117,7 @@ def test_what_ran_out_of_memory_is_left_out(folder: Path) -> None:
         {"global_batch": 0},
         {"memory_mb": -1},
         {"layers": 0},
+        {"layers": 10**9},
         {"layers": -3},
         {"model": "bert"},
         {"size": "gigantic", "layers": None},

@@ -216,8 +216,8 @@ def _scheduled(plan: ParallelismPlan, *orders: str) -> ParallelismPlan:
     return replace(plan, schedule=Schedule(orders=tuple(tuple(order.split()) for order in orders)))
 
 
-def _batch_of_four() -> ParallelismProblem:
-    return chain_of([[profile(batch=4)]] * 4, devices=2)
+def _batch_of_four(**space: object) -> ParallelismProblem:
+    return chain_of([[profile(batch=4)]] * 4, devices=2, space=replace(ANY_SPACE, **space))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,20 @@ def test_schedules_let_through(orders: tuple[str, ...]) -> None:
 
 
 def test_stages_may_share_devices_with_a_schedule() -> None:
-    problem = _batch_of_four()
+    problem = _batch_of_four(virtual_stages=(1, 2))
     assert check(problem, _scheduled(SHARED, "0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0")) == ()
     assert "shares a device" in check(problem, SHARED)[0]
     apart = check(problem, _scheduled(SHARED, "0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"))
     assert apart[0].startswith("schedule.orders: stages 0 and 2 share a list if and only if they share devices")
+
+
+def test_as_many_stages_share_devices_as_the_space_allows() -> None:
+    """Sharing balances what contiguous stages cannot: outside the space it would undercut the proven bound."""
+    plan = _scheduled(SHARED, "0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0")
+    violations = check(_batch_of_four(), plan)
+    assert len(violations) == 2
+    assert violations[0].startswith("stages: 2 of them share devices [0], the number of stages of a group is one of")
+    assert check(_batch_of_four(virtual_stages=(3,)), plan)[1].startswith("stages: 2 of them share devices [1]")
 
 
 @pytest.mark.parametrize(
@@ -264,3 +273,14 @@ def test_groups_of_devices_do_not_overlap() -> None:
     two = plan_of(stage((0, 1), [0, 1], data_parallel=2), stage((1, 2), [1]), micro_batch_size=4, micro_batches=1)
     violations = check(problem, _scheduled(two, "0F0 0B0", "1F0 1B0"))
     assert violations[0].startswith("schedule.orders: devices [0, 1] and [1] overlap")
+
+
+def test_ranges_far_outside_are_refused_at_once() -> None:
+    problem = _space(recompute="block")
+    violations = check(problem, _with(TWO, 1, recompute=((0, 10**9),)))
+    assert violations[0].startswith("stages[1].recompute: [0, 1000000000) overlaps, is out of order or lies outside")
+
+
+def test_times_that_no_document_holds_are_refused() -> None:
+    problem = chain_of([[profile(forward_ms=1e18)]] * 4, devices=2)
+    assert check(problem, TWO) == ("iteration_ms: 1e+19 ms, times go up to 1e+18",)

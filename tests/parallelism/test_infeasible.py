@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from solver_plan.errors import InfeasibleProblemError
+from solver_plan.errors import InfeasibleProblemError, NoPlanFoundError
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import check
 from solver_plan.parallelism.choices import micro_batch, micro_batch_sizes
@@ -84,6 +84,17 @@ def test_a_cluster_that_cannot_be_filled_is_told_apart_from_memory() -> None:
     problem = chain_of([[profile(), profile(tensor_parallel=2)]] * 4, devices=3, space=space)
     with pytest.raises(InfeasibleProblemError, match="no pipeline of whole stages covers 4 operators on 3 devices"):
         Planner(problem, Budget(deterministic=True)).run(None)
+
+
+def test_the_explanation_ends_with_the_limit() -> None:
+    """What is not proven within the limit is not called infeasible."""
+    problem = chain_of([[profile(weight_bytes=MEGABYTE)]] * 12, devices=4, memory_bytes=1)
+    planner = Planner(problem, Budget(deterministic=True))
+    with pytest.raises(InfeasibleProblemError):
+        planner.run(None)
+    just_too_little = planner.clock.deterministic_seconds * (1 - 1e-9)
+    with pytest.raises(NoPlanFoundError):
+        Planner(problem, Budget(deterministic=True, time_limit_s=just_too_little)).run(None)
 
 
 def test_gpt_13b_on_four_small_devices_is_explained(data: Path) -> None:

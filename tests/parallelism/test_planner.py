@@ -17,7 +17,7 @@ from solver_plan.parallelism.model import SizedArcs, build, hint_of
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.planner import Planner
-from solver_plan.parallelism.problem import ParallelismProblem, Space
+from solver_plan.parallelism.problem import LatencyLink, ParallelismProblem, Space
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.parallelism.sources import stage_source
 from solver_plan.parallelism.stage_graph import StageGraph
@@ -356,3 +356,25 @@ def test_a_batch_that_no_micro_batch_divides() -> None:
     problem = chain_of([[profile(batch=2)]] * 2, devices=1, global_batch=7)
     with pytest.raises(InputError, match=r"global_batch: no micro-batch size .* divides 7"):
         _plan(problem)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"virtual_stages": (1, 2)}, r"space.virtual_stages: found \[1, 2\]; .* give \[1\]"),
+        ({"sharding": (1, 3)}, r"space.sharding: found \[1, 3\]; .* add 0"),
+    ],
+)
+def test_spaces_that_are_not_searched_are_refused(changes: dict[str, tuple[int, ...]], line: str) -> None:
+    space = replace(ANY_SPACE, **changes)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=line):
+        _plan(chain_of([[profile()]] * 2, space=space))
+
+
+def test_sizes_and_rates_beyond_all_measure_end_in_one_of_our_errors() -> None:
+    heavy = chain_of([[profile(weight_bytes=10**18)]] * 4)
+    with pytest.raises(InfeasibleProblemError, match="a plan exists from"):
+        _plan(heavy)
+    crawling = chain_of([[profile(input_bytes=10**6)]] * 4, intra=LatencyLink(bytes_per_s=5e-324))
+    with pytest.raises(NoPlanFoundError):
+        _plan(crawling)

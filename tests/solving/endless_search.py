@@ -19,7 +19,8 @@ SPREAD = [item % MACHINES for item in range(ITEMS)]
 
 def main(solver: str, signals: int) -> None:
     """Search for ever."""
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler  # not what a job in the background inherits: to ignore it
+    signal.signal(signal.SIGINT, before)
     clock = Clock(Budget(time_limit_s=3600.0))
     incumbent: Incumbent[int] = Incumbent(float, clock)
     model, milp = assignment(ITEMS, MACHINES), milp_assignment(ITEMS, MACHINES)

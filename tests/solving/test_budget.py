@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,15 @@ def test_an_interrupted_clock_has_nothing_left() -> None:
     assert (clock.remaining, clock.expired, clock.limit_reached) == (0.0, True, "interrupt")
 
 
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """Give Ctrl-C its usual meaning: a job in the background of a shell inherits that it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
 def test_the_first_ctrl_c_interrupts_and_the_second_is_as_usual() -> None:
     clock = Clock(Budget())
     before = signal.getsignal(signal.SIGINT)
