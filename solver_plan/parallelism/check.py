@@ -274,8 +274,12 @@ def _bound(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: Evalu
     if certificate.bound > evaluation.iteration_ms * (1 + RELATIVE_TOLERANCE):
         yield f"certificate.bound: {certificate.bound!r}, but this plan takes {evaluation.iteration_ms!r}"
     elif (certificate.bound_from or "").startswith(RECOMPUTED):
-        from solver_plan.parallelism.bounds import no_pipeline_below  # numpy is slow to load, most plans need none
+        # numpy is slow to load, and most plans need none
+        from solver_plan.parallelism.bounds import MARGIN, no_pipeline_below, work_bound_ms
 
+        work_bound = work_bound_ms(problem)
+        if work_bound is not None and certificate.bound <= work_bound * (1 + MARGIN):
+            return
         if not no_pipeline_below(problem, certificate.bound):
             yield f"certificate.bound: {certificate.bound!r} by {certificate.bound_from} is not confirmed"
 

@@ -21,6 +21,7 @@ from ortools.sat.python import cp_model
 from solver_plan.documents.certificate import AGREEMENT
 from solver_plan.errors import InfeasibleProblemError, InputError
 from solver_plan.parallelism.blocks import block_ranges
+from solver_plan.parallelism.bounds import work_bound_ms
 from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
 from solver_plan.parallelism.drafts import draft_plan, finished
@@ -48,6 +49,8 @@ WARM_START_EVALUATIONS = int(__import__("os").environ.get("WS", "2000"))
 """Stages that Aceso's search may evaluate for a first good plan."""
 MIXED_WARM_START_EVALUATIONS = 8_000
 """The same where every operator has a layout of its own: there the search is longer, and worth more."""
+MOST_NODES = 100_000_000
+"""Nodes of a stage graph that are looked at; each has two potentials of 8 bytes in each direction."""
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
 """While no plan is known: cutoffs tried, as multiples of the work bound."""
 
@@ -121,6 +124,10 @@ class Planner:
             return
         self._grid()
         if heuristic is None:
+            if self._nodes > MOST_NODES:
+                log.warning("%d nodes of a stage graph are too many: only heuristics look for a plan", self._nodes)
+                self._without_graph()
+                return
             if self.incumbent.objective is None and not self.clock.expired:
                 shortage = explain(self.problem, self._batches, self._shape, self.clock.work)
                 if shortage is not None:
@@ -135,6 +142,19 @@ class Planner:
             finally:
                 if not self.incumbent.closed:
                     self._raise_bound(sizes)
+
+    @property
+    def _nodes(self) -> int:
+        """Number of nodes that a stage graph may have: cuts, stages behind, devices behind."""
+        devices = self.problem.cluster.devices
+        return len(self.problem.operators) * devices * min(self.problem.space.max_stages or devices, devices)
+
+    def _without_graph(self) -> None:
+        """Search by heuristics alone, with the work bound: for clusters whose stage graphs do not fit the memory."""
+        bound = work_bound_ms(self.problem)
+        if bound is not None and self.problem.in_rank_order:
+            self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:work")
+        aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
         self.clock.spend(EVALUATION_COST_S)
