@@ -184,8 +184,15 @@ class CapacitySearch(_Search):
         self.best: tuple[float, list[Segment]] | None = None
 
     def first(self, share: float) -> None:
-        """Anneal the best start for a short time."""
-        self._take(*anneal(self.instance, self.starts[0], self.clock, share, self.clock.budget.seed))
+        """Anneal each start for a short time, and begin from what comes of them, best first: starts end far apart."""
+        found: list[tuple[float, int, list[Segment]]] = []
+        for number, start in enumerate(self.starts):
+            seed = self.clock.budget.seed + number
+            segments, makespan = anneal(self.instance, start, self.clock, share / len(self.starts), seed)
+            log.info("start %d: %g", number, makespan)
+            self._take(segments, makespan)
+            found.append((makespan, number, segments))
+        self.starts = [segments for _, _, segments in sorted(found)]
 
     def _take(self, segments: list[Segment], makespan: float, source: str = ANNEALING) -> bool:
         if self.best is not None and makespan >= self.best[0]:
