@@ -37,7 +37,8 @@ ANNEALING_SHARE = 0.85
 """Of what is left, for annealing, where the problem is not solved whole."""
 ROUND_SHARE = 0.12
 """Of the annealing's time, for a round."""
-FRESH_ROUNDS = 5
+MOST_STARTS = 3
+FRESH_ROUNDS = 6
 """Rounds from fresh starts, before the best is improved from where it is."""
 DEVICE_ROUND_SHARE = 0.12
 DEVICE_FRESH_ROUNDS = 6
@@ -204,11 +205,12 @@ class CapacitySearch(_Search):
         """Return the next round: from the next start, or after some rounds from the best."""
         assert self.best is not None
         seed = self.clock.budget.seed + 1 + number
-        if number < FRESH_ROUNDS:
-            start, heat = self.starts[number % min(3, len(self.starts))], 1.0
+        if number < FRESH_ROUNDS or number % 2:
+            # also later, every other time: the best may be where nothing better is near
+            start, heat = self.starts[number % min(MOST_STARTS, len(self.starts))], 1.0
         else:
             start, heat = self.best[1], REHEAT
-        return Round(start, share, seed, heat, AREA_WEIGHTS[number % len(AREA_WEIGHTS)])
+        return Round(start, share, seed, heat, AREA_WEIGHTS[number // 2 % len(AREA_WEIGHTS)])
 
     def anneal_round(self, each: Round) -> None:
         """Anneal once."""
