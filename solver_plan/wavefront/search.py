@@ -54,6 +54,12 @@ LEAST_FOR_PROCESSES_S = 4.0
 MOST_PROCESSES = 7
 NEIGHBOURHOOD_LIMIT = 0.5
 """Most for one neighbourhood, in the clock's unit."""
+NEIGHBOURHOOD_SIZE = 2
+"""Components to begin with."""
+DEVICE_ANNEALING_SHARE = 0.4
+DEVICE_NEIGHBOURHOOD_LIMIT = 2.5
+DEVICE_NEIGHBOURHOOD_SIZE = 3
+"""The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
 
 
@@ -68,6 +74,9 @@ class _Search(ABC):
         self.rng = random.Random(clock.budget.seed)
 
     round_share: float = ROUND_SHARE
+    annealing_share: float = ANNEALING_SHARE
+    neighbourhood_limit: float = NEIGHBOURHOOD_LIMIT
+    neighbourhood_size: int = NEIGHBOURHOOD_SIZE
 
     @abstractmethod
     def first(self, share: float) -> None:
@@ -104,7 +113,7 @@ class _Search(ABC):
             self.anneal_round(self.round(0, clock.remaining * 0.1))
             if not self.done:
                 self.solve_whole(clock.remaining * WHOLE_SHARE)
-        share = clock.remaining * (ANNEALING_SHARE if use_solver else 1.0)
+        share = clock.remaining * (self.annealing_share if use_solver else 1.0)
         end_at = clock.remaining - share
         number = 0
         with AnnealingProcesses(self.instance, self._other_processes(share)) as others:
@@ -134,15 +143,15 @@ class _Search(ABC):
 
     def neighbourhoods(self) -> None:
         """Re-optimise components that run at one time, belong together, or any few, until the budget is used."""
-        size = 2
+        size = self.neighbourhood_size
         failed = 0
         while not self.done:
             free = self._neighbourhood(size)
-            if self.solve_neighbourhood(free, NEIGHBOURHOOD_LIMIT):
+            if self.solve_neighbourhood(free, self.neighbourhood_limit):
                 failed = 0
             else:
                 failed += 1
-            if failed > 2 * len(self.instance.layers):
+            if failed > len(self.instance.layers):
                 size = min(size + 1, 5)
                 failed = 0
 
@@ -275,6 +284,9 @@ class DeviceSearch(_Search):
     """Where it matters which devices run a slice."""
 
     round_share = DEVICE_ROUND_SHARE
+    annealing_share = DEVICE_ANNEALING_SHARE
+    neighbourhood_limit = DEVICE_NEIGHBOURHOOD_LIMIT
+    neighbourhood_size = DEVICE_NEIGHBOURHOOD_SIZE
 
     def __init__(
         self,
