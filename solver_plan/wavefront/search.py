@@ -38,7 +38,7 @@ ANNEALING_SHARE = 0.85
 ROUND_SHARE = 0.12
 """Of the annealing's time, for a round."""
 MOST_STARTS = 3
-FRESH_ROUNDS = 6
+FRESH_ROUNDS = 5
 """Rounds from fresh starts, before the best is improved from where it is."""
 DEVICE_ROUND_SHARE = 0.12
 DEVICE_FRESH_ROUNDS = 6
@@ -83,8 +83,8 @@ class _Search(ABC):
         """Find a good plan fast."""
 
     @abstractmethod
-    def round(self, number: int, share: float) -> Round:
-        """Return the next round: from a fresh start, or after some rounds from the best."""
+    def round(self, number: int, share: float, beside: bool = False) -> Round:
+        """Return the next round: from a fresh start, or after some rounds from the best; `beside`: of another process."""
 
     @abstractmethod
     def anneal_round(self, each: Round) -> None:
@@ -119,7 +119,7 @@ class _Search(ABC):
         with AnnealingProcesses(self.instance, self._other_processes(share)) as others:
             while not self.done and clock.remaining > end_at + 1e-3:
                 seconds = min(share * self.round_share, clock.remaining - end_at)
-                mine, *theirs = [self.round(number + at, seconds) for at in range(1 + len(others))]
+                mine, *theirs = [self.round(number + at, seconds, at > 0) for at in range(1 + len(others))]
                 others.begin([replace(each, seed=each.seed + OTHER_SEEDS) for each in theirs])
                 self.anneal_round(mine)
                 for found in others.results(clock):
@@ -210,12 +210,12 @@ class CapacitySearch(_Search):
         self.best = makespan, segments
         return self.offer(with_devices(self.instance, segments), source)
 
-    def round(self, number: int, share: float) -> Round:
+    def round(self, number: int, share: float, beside: bool = False) -> Round:
         """Return the next round: from the next start, or after some rounds from the best."""
         assert self.best is not None
         seed = self.clock.budget.seed + 1 + number
-        if number < FRESH_ROUNDS or number % 2:
-            # also later, every other time: the best may be where nothing better is near
+        if number < FRESH_ROUNDS or (beside and number // 2 % 2):
+            # other processes also later, every other time: the best may be where nothing better is near
             start, heat = self.starts[number % min(MOST_STARTS, len(self.starts))], 1.0
         else:
             start, heat = self.best[1], REHEAT
@@ -326,7 +326,7 @@ class DeviceSearch(_Search):
         self.best = excess, objective, schedule
         return excess == 0 and self.offer(schedule, source)
 
-    def round(self, number: int, share: float) -> Round:
+    def round(self, number: int, share: float, beside: bool = False) -> Round:
         """Return the next round: from the next start, or after some rounds from the best."""
         assert self.best is not None
         fresh = number < DEVICE_FRESH_ROUNDS
