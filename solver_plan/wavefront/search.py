@@ -84,7 +84,7 @@ class _Search(ABC):
 
     @abstractmethod
     def round(self, number: int, share: float, beside: bool = False) -> Round:
-        """Return the next round: from a fresh start, or after some rounds from the best; `beside`: of another process."""
+        """Return the next round: fresh, or after some rounds from the best; `beside`: of another process."""
 
     @abstractmethod
     def anneal_round(self, each: Round) -> None:
