@@ -1,5 +1,6 @@
 import xml.etree.ElementTree as ElementTree
 
+from solver_plan.kinds import kind_named
 from solver_plan.report.wavefront_gantt import gantt_svg, wavefront_page
 from tests.wavefront.wavefront_problems import component, piece, plan, problem
 
@@ -20,3 +21,9 @@ def test_the_chart_is_well_formed_and_shows_every_slice_and_task() -> None:
 def test_the_page_names_idle_time() -> None:
     assert "idle for" in wavefront_page(PLAN, MADE)
     assert "idle for" not in wavefront_page(PLAN)
+
+
+def test_the_kind_draws_it() -> None:
+    drawn = kind_named("wavefront").picture(PLAN, MADE)
+    assert drawn is not None
+    assert drawn.startswith("<svg")
