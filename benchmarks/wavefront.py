@@ -151,6 +151,15 @@ CASES = (
         )
         for name, devices in PUBLISHED_SPEED_UP
     ),
+    *(
+        Case(
+            name=f"qwen-val-{size}-256",
+            build=partial(family, graph=graph(), devices=256),
+            budget=Budget(time_limit_s=30.0),
+            baselines=BASELINES,
+        )
+        for size, graph in (("30b", qwen_val.qwen_val_30b), ("70b", qwen_val.qwen_val_70b))
+    ),
     Case(
         name="qwen-val-frozen-32",
         build=partial(family, graph=qwen_val.qwen_val_7b_frozen(), devices=32, phases="forward_backward"),

@@ -65,3 +65,14 @@ def test_the_offload_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pyt
         assert main(words) == 0, command
     assert "<svg" in (tmp_path / "offload.html").read_text()
     assert "<svg" in (tmp_path / "curve.svg").read_text()
+
+
+def test_the_wavefront_example_of_the_readme_runs(tmp_path: Path) -> None:
+    examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    example = next(each for each in examples if "wavefront" in each)
+    here = f"import os, sys; sys.path.insert(0, {str(PROJECT)!r}); os.chdir({str(tmp_path)!r})\n"
+    quick = example.replace("time_limit_s=20", "heuristic='spindle'")
+    shown = subprocess.run([sys.executable, "-c", here + quick], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "bound" in shown.stdout
+    assert "<svg" in (tmp_path / "clip4.html").read_text()

@@ -73,7 +73,7 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def gantt_html(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> str:
+def wavefront_page(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> str:
     """Return a page with the chart, the certificate and, with the problem, the idle time by cause."""
     lines = []
     if plan.certificate is not None:

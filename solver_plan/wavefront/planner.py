@@ -35,6 +35,11 @@ BOUND_NODES = 300
 SPINDLE_SECONDS_PER_LAYER = 2e-6
 """Deterministic cost of Spindle's planner, per setting, component and component: about what it takes."""
 EXPLAIN_SHARE = 0.2
+SPINDLE_STARTS = 4
+ALLOTTED_STARTS = 3
+LONGEST_LOOK = 6.0
+FIRST_LOOK = 0.5
+"""Annealing from Spindle's plan before anything that takes longer: a better one is there at once."""
 
 
 def plan(
@@ -98,20 +103,15 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
             offer(schedule, "heuristic:spindle")
     if heuristic == "spindle":
         return True
+    of_waves = [_list_of(each) for each in waves[:SPINDLE_STARTS]]
+    search = _search_from(instance, clock, incumbent, offer, placed, of_waves[:1])
+    search.first(min(FIRST_LOOK, total * 0.03))
     relaxed = allotment_bound(instance, clock, whole=False)
     if relaxed.value_ms is not None:
         incumbent.raise_bound(relaxed.value_ms, relaxed.source)
-    starts = [*allotted_lists(instance, clock), *((w[-1].end_ms, _list_of(w)) for w in waves[:1])]
-    starts.sort(key=lambda each: each[0])
-    search: CapacitySearch | DeviceSearch
-    if instance.device_sets_matter or instance.two_phases:
-        schedules = [schedule for schedule, _ in placed[:1]]
-        schedules += [with_devices(instance, each) for _, each in starts[:2]]
-        schedules += [baseline(instance) for baseline in BASELINES.values()]
-        search = DeviceSearch(instance, clock, incumbent, offer, schedules)
-    else:
-        search = CapacitySearch(instance, clock, incumbent, offer, [each for _, each in starts])
-    search.first(min(1.0, total * 0.1))
+    of_program = [segments for _, segments in allotted_lists(instance, clock)[:ALLOTTED_STARTS]]
+    search = _search_from(instance, clock, incumbent, offer, placed, [*of_waves[:1], *of_program, *of_waves[1:]])
+    search.first(min(LONGEST_LOOK, total * 0.1))
     if incumbent.plan is None and isinstance(search, DeviceSearch):
         placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
         if placement is not None:
@@ -121,6 +121,23 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
         incumbent.raise_bound(whole.value_ms, whole.source)
     search.improve(use_solver=heuristic is None)
     return False
+
+
+def _search_from(
+    instance: Instance,
+    clock: Clock,
+    incumbent: Incumbent[WavefrontPlan],
+    offer: Callable[[Schedule, str], bool],
+    placed: list[tuple[Schedule, bool]],
+    lists: list[list[Segment]],
+) -> CapacitySearch | DeviceSearch:
+    """Return the search that suits the problem, from lists or, where device sets matter, waves and baselines too."""
+    if not (instance.device_sets_matter or instance.two_phases):
+        return CapacitySearch(instance, clock, incumbent, offer, lists)
+    schedules = [schedule for schedule, _ in placed[:1]]
+    schedules += [with_devices(instance, each) for each in lists[:3]]
+    schedules += [baseline(instance) for baseline in BASELINES.values()]
+    return DeviceSearch(instance, clock, incumbent, offer, schedules)
 
 
 def fits(instance: Instance, schedule: Schedule) -> bool:

@@ -9,13 +9,16 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from solver_plan.solving import Clock, Incumbent
 from solver_plan.solving.cp_sat import solve_cp_sat
 from solver_plan.wavefront.heuristics.annealing import anneal
-from solver_plan.wavefront.heuristics.annealing_devices import anneal_devices
+from solver_plan.wavefront.heuristics.annealing_devices import AREA_WEIGHT, anneal_devices
+from solver_plan.wavefront.heuristics.annealing_processes import Annealed, AnnealingProcesses, Round
 from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.model.capacity import CapacityModel
+from solver_plan.wavefront.model.device_sets import MOST_DEVICES, DeviceSetModel
 from solver_plan.wavefront.model.devices import DeviceModel, neighbourhood, whole_problem
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, with_devices
@@ -34,6 +37,7 @@ ANNEALING_SHARE = 0.85
 """Of what is left, for annealing, where the problem is not solved whole."""
 ROUND_SHARE = 0.12
 """Of the annealing's time, for a round."""
+MOST_STARTS = 3
 FRESH_ROUNDS = 5
 """Rounds from fresh starts, before the best is improved from where it is."""
 DEVICE_ROUND_SHARE = 0.12
@@ -43,8 +47,19 @@ AREA_WEIGHTS = (0.9, 0.5)
 """Of the annealing's energy, round by round: either suits some problems better."""
 REHEAT = 0.3
 """Start temperature of later rounds, relative to the first."""
+OTHER_SEEDS = 1000
+"""Between the seeds of the rounds of two processes."""
+LEAST_FOR_PROCESSES_S = 4.0
+"""Of annealing: with less, starting other processes (about half a second each) takes too much of it."""
+MOST_PROCESSES = 7
 NEIGHBOURHOOD_LIMIT = 0.5
 """Most for one neighbourhood, in the clock's unit."""
+NEIGHBOURHOOD_SIZE = 2
+"""Components to begin with."""
+DEVICE_ANNEALING_SHARE = 0.4
+DEVICE_NEIGHBOURHOOD_LIMIT = 2.5
+DEVICE_NEIGHBOURHOOD_SIZE = 3
+"""The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
 
 
@@ -59,14 +74,25 @@ class _Search(ABC):
         self.rng = random.Random(clock.budget.seed)
 
     round_share: float = ROUND_SHARE
+    annealing_share: float = ANNEALING_SHARE
+    neighbourhood_limit: float = NEIGHBOURHOOD_LIMIT
+    neighbourhood_size: int = NEIGHBOURHOOD_SIZE
 
     @abstractmethod
     def first(self, share: float) -> None:
         """Find a good plan fast."""
 
     @abstractmethod
-    def anneal_round(self, number: int, share: float) -> None:
-        """Anneal once, from a fresh start or from the best."""
+    def round(self, number: int, share: float, beside: bool = False) -> Round:
+        """Return the next round: fresh, or after some rounds from the best; `beside`: of another process."""
+
+    @abstractmethod
+    def anneal_round(self, each: Round) -> None:
+        """Anneal once."""
+
+    @abstractmethod
+    def take(self, found: Annealed) -> None:
+        """Keep what another process found, if it is better."""
 
     @abstractmethod
     def solve_whole(self, limit: float) -> None:
@@ -84,18 +110,31 @@ class _Search(ABC):
         """Search until the plan is proven good enough or the budget is used."""
         clock, layers = self.clock, sum(self.instance.layers)
         if use_solver and layers <= MOST_LAYERS_WHOLE and layers * self.instance.devices <= MOST_LAYER_DEVICES_WHOLE:
-            self.anneal_round(0, clock.remaining * 0.1)
+            self.anneal_round(self.round(0, clock.remaining * 0.1))
             if not self.done:
                 self.solve_whole(clock.remaining * WHOLE_SHARE)
-        share = clock.remaining * (ANNEALING_SHARE if use_solver else 1.0)
+        share = clock.remaining * (self.annealing_share if use_solver else 1.0)
         end_at = clock.remaining - share
         number = 0
-        while not self.done and clock.remaining > end_at + 1e-3:
-            self.anneal_round(number, min(share * self.round_share, clock.remaining - end_at))
-            number += 1
+        with AnnealingProcesses(self.instance, self._other_processes(share)) as others:
+            while not self.done and clock.remaining > end_at + 1e-3:
+                seconds = min(share * self.round_share, clock.remaining - end_at)
+                mine, *theirs = [self.round(number + at, seconds, at > 0) for at in range(1 + len(others))]
+                others.begin([replace(each, seed=each.seed + OTHER_SEEDS) for each in theirs])
+                self.anneal_round(mine)
+                for found in others.results(clock):
+                    self.take(found)
+                number += 1 + len(others)
         log.info("annealing: %s after %d rounds", self.incumbent.objective, number)
         if use_solver:
             self.neighbourhoods()
+
+    def _other_processes(self, share: float) -> int:
+        """Return how many processes anneal beside this one: none in the deterministic search."""
+        budget = self.clock.budget
+        if budget.deterministic or share < LEAST_FOR_PROCESSES_S or self.done:
+            return 0
+        return min(MOST_PROCESSES, budget.worker_count - 1)
 
     @property
     def done(self) -> bool:
@@ -104,15 +143,15 @@ class _Search(ABC):
 
     def neighbourhoods(self) -> None:
         """Re-optimise components that run at one time, belong together, or any few, until the budget is used."""
-        size = 2
+        size = self.neighbourhood_size
         failed = 0
         while not self.done:
             free = self._neighbourhood(size)
-            if self.solve_neighbourhood(free, NEIGHBOURHOOD_LIMIT):
+            if self.solve_neighbourhood(free, self.neighbourhood_limit):
                 failed = 0
             else:
                 failed += 1
-            if failed > 2 * len(self.instance.layers):
+            if failed > len(self.instance.layers):
                 size = min(size + 1, 5)
                 failed = 0
 
@@ -155,8 +194,15 @@ class CapacitySearch(_Search):
         self.best: tuple[float, list[Segment]] | None = None
 
     def first(self, share: float) -> None:
-        """Anneal the best start for a short time."""
-        self._take(*anneal(self.instance, self.starts[0], self.clock, share, self.clock.budget.seed))
+        """Anneal each start for a short time, and begin from what comes of them, best first: starts end far apart."""
+        found: list[tuple[float, int, list[Segment]]] = []
+        for number, start in enumerate(self.starts):
+            seed = self.clock.budget.seed + number
+            segments, makespan = anneal(self.instance, start, self.clock, share / len(self.starts), seed)
+            log.info("start %d: %g", number, makespan)
+            self._take(segments, makespan)
+            found.append((makespan, number, segments))
+        self.starts = [segments for _, _, segments in sorted(found)]
 
     def _take(self, segments: list[Segment], makespan: float, source: str = ANNEALING) -> bool:
         if self.best is not None and makespan >= self.best[0]:
@@ -164,18 +210,31 @@ class CapacitySearch(_Search):
         self.best = makespan, segments
         return self.offer(with_devices(self.instance, segments), source)
 
-    def anneal_round(self, number: int, share: float) -> None:
-        """Anneal from the next start, or after some rounds from the best."""
+    def round(self, number: int, share: float, beside: bool = False) -> Round:
+        """Return the next round: from the next start, or after some rounds from the best."""
         assert self.best is not None
         seed = self.clock.budget.seed + 1 + number
-        if number < FRESH_ROUNDS:
-            start, heat = self.starts[number % min(3, len(self.starts))], 1.0
+        if number < FRESH_ROUNDS or (beside and number // 2 % 2):
+            # other processes also later, every other time: the best may be where nothing better is near
+            start, heat = self.starts[number % min(MOST_STARTS, len(self.starts))], 1.0
         else:
             start, heat = self.best[1], REHEAT
-        weight = AREA_WEIGHTS[number % len(AREA_WEIGHTS)]
-        segments, makespan = anneal(self.instance, start, self.clock, share, seed, self._tell, heat, weight)
-        log.info("round %d: %g", number, makespan)
+        return Round(start, share, seed, heat, AREA_WEIGHTS[number // 2 % len(AREA_WEIGHTS)])
+
+    def anneal_round(self, each: Round) -> None:
+        """Anneal once."""
+        assert not isinstance(each.start, Schedule)
+        segments, makespan = anneal(
+            self.instance, each.start, self.clock, each.seconds, each.seed, self._tell, each.heat, each.area_weight
+        )
+        log.info("round from seed %d: %g", each.seed, makespan)
         self._take(segments, makespan)
+
+    def take(self, found: Annealed) -> None:
+        """Keep what another process found, if it is better."""
+        assert not isinstance(found.best, Schedule)
+        log.info("round of another process: %g", found.objective)
+        self._take(found.best, found.objective)
 
     def _tell(self, segments: list[Segment], makespan: float) -> None:
         self._take(segments, makespan)
@@ -225,6 +284,9 @@ class DeviceSearch(_Search):
     """Where it matters which devices run a slice."""
 
     round_share = DEVICE_ROUND_SHARE
+    annealing_share = DEVICE_ANNEALING_SHARE
+    neighbourhood_limit = DEVICE_NEIGHBOURHOOD_LIMIT
+    neighbourhood_size = DEVICE_NEIGHBOURHOOD_SIZE
 
     def __init__(
         self,
@@ -264,13 +326,23 @@ class DeviceSearch(_Search):
         self.best = excess, objective, schedule
         return excess == 0 and self.offer(schedule, source)
 
-    def anneal_round(self, number: int, share: float) -> None:
-        """Anneal from the next start, or after some rounds from the best."""
+    def round(self, number: int, share: float, beside: bool = False) -> Round:
+        """Return the next round: from the next start, or after some rounds from the best."""
         assert self.best is not None
         fresh = number < DEVICE_FRESH_ROUNDS
         start = self.starts[number % len(self.starts)] if fresh else self.best[2]
         heat = 1.0 if fresh else REHEAT
-        self._anneal(start, share, self.clock.budget.seed + 100 + number, heat)
+        return Round(start, share, self.clock.budget.seed + 100 + number, heat, AREA_WEIGHT)
+
+    def anneal_round(self, each: Round) -> None:
+        """Anneal once."""
+        assert isinstance(each.start, Schedule)
+        self._anneal(each.start, each.seconds, each.seed, each.heat)
+
+    def take(self, found: Annealed) -> None:
+        """Keep what another process found, if it is better."""
+        assert isinstance(found.best, Schedule)
+        self._take(found.best, found.objective, found.excess_bytes)
 
     def _tell(self, schedule: Schedule, objective: float) -> None:
         self._take(schedule, objective, 0.0)
@@ -280,7 +352,11 @@ class DeviceSearch(_Search):
         assert self.best is not None
         excess, objective, schedule = self.best
         slow = objective if excess == 0 else 3 * sum(self.instance.shortest_ms(c) for c in self.instance.components)
-        built = DeviceModel(self.instance, whole_problem(self.instance, schedule), slow, break_symmetry=True)
+        built: DeviceModel | DeviceSetModel
+        if self.instance.devices <= MOST_DEVICES:
+            built = DeviceSetModel(self.instance, slow)
+        else:
+            built = DeviceModel(self.instance, whole_problem(self.instance, schedule), slow, break_symmetry=True)
         outcome = solve_cp_sat(
             built.model,
             self.clock,
@@ -292,7 +368,7 @@ class DeviceSearch(_Search):
         if outcome.bound is not None:
             self._bound(built.milliseconds(outcome.bound))
 
-    def _read(self, built: DeviceModel, value: Callable[..., int]) -> bool:
+    def _read(self, built: DeviceModel | DeviceSetModel, value: Callable[..., int]) -> bool:
         schedule = built.read(value)
         better = self.offer(schedule, CP_SAT)
         if better:
@@ -310,7 +386,7 @@ class DeviceSearch(_Search):
         excess, objective, schedule = self.best
         if excess > 0 or len(schedule.runs) * self.instance.devices > 40 * MOST_SLICES_IN_NEIGHBOURHOOD:
             # nothing to start from, or too large a program: anneal on
-            self.anneal_round(FRESH_ROUNDS + self.rng.randrange(10**6), 4 * limit)
+            self.anneal_round(self.round(DEVICE_FRESH_ROUNDS + self.rng.randrange(10**6), 4 * limit))
             return False
         built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), objective)
         outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0)

@@ -1,6 +1,7 @@
 import xml.etree.ElementTree as ElementTree
 
-from solver_plan.report.wavefront_gantt import gantt_html, gantt_svg
+from solver_plan.kinds import kind_named
+from solver_plan.report.wavefront_gantt import gantt_svg, wavefront_page
 from tests.wavefront.wavefront_problems import component, piece, plan, problem
 
 MADE = problem([component("a", task="<caption>"), component("b", task="speech")])
@@ -18,5 +19,11 @@ def test_the_chart_is_well_formed_and_shows_every_slice_and_task() -> None:
 
 
 def test_the_page_names_idle_time() -> None:
-    assert "idle for" in gantt_html(PLAN, MADE)
-    assert "idle for" not in gantt_html(PLAN)
+    assert "idle for" in wavefront_page(PLAN, MADE)
+    assert "idle for" not in wavefront_page(PLAN)
+
+
+def test_the_kind_draws_it() -> None:
+    drawn = kind_named("wavefront").picture(PLAN, MADE)
+    assert drawn is not None
+    assert drawn.startswith("<svg")

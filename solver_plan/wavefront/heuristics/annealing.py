@@ -9,8 +9,9 @@ Energy: makespan + AREA_WEIGHT * total area / devices + delays beyond a due time
 area (devices times time) is what the makespan cannot fall below, and moves that save area open room that later moves
 use; without the penalty the search stalls early.
 
-Speed: decoding resumes from a snapshot before the first changed segment and stops as soon as the makespan exceeds what
-would be accepted (the random threshold is drawn first).
+Speed: decoding resumes from a snapshot before the first changed segment. It stops as soon as the makespan exceeds what
+would be accepted (the random threshold is drawn first), by a late segment or by what is idle for good, and as soon as
+its state is that of the old list.
 """
 
 import math
@@ -45,8 +46,13 @@ SECONDS_PER_SEGMENT = 1.8e-6
 STEPS_PER_LOOK = 128
 """Steps between two looks at the clock."""
 
-Operation = tuple[int, int, float, int, int, float]
-"""(component, devices, duration, layers, choice, least time from its end to the end of the plan)."""
+Operation = tuple[int, int, float, int, int, float, float]
+"""(component, devices, duration, layers, choice, least time from its end to the end of the plan, area)."""
+_Snapshot = tuple[list[float], list[float], list[int], float, float]
+"""Before a segment: when devices become free, ascending; when unfinished components are ready; layers left; delays of
+what has ended; area of what was placed."""
+Places = tuple[int, float]
+"""First and last place at which a list was changed; the last is infinite where it became longer or shorter."""
 
 
 class _State:
@@ -60,15 +66,27 @@ class _State:
         self.counts = [0] * len(instance.layers)
         for segment in segments:
             self.counts[segment.component] += 1
-        self.found = self.due = 0.0
-        self.snapshots: list[tuple[list[float], list[float], list[int], float, float]] = []
+        self.due = 0.0
+        self.found = self.late = 0.0
+        """Makespan and delays of the list decoded last."""
+        self.makespan = self.delays = 0.0
+        """Of this list."""
+        self.snapshots: list[_Snapshot] = []
 
     def operation(self, component: int, layers: int, choice: int) -> Operation:
         devices, layer_ms = self.table[component][choice]
-        return component, devices, layer_ms * layers, layers, choice, self.tails[component]
+        duration = layer_ms * layers
+        return component, devices, duration, layers, choice, self.tails[component], devices * duration
 
     def area(self) -> float:
-        return sum(each[1] * each[2] for each in self.list)
+        return sum(each[6] for each in self.list)
+
+    def restart(self, area: float) -> float:
+        """Decode the list from its start; returns the makespan with delays."""
+        keep: list[_Snapshot] = []
+        found, _ = decode(self, self.list, (0, math.inf), math.inf, area, keep)
+        self.snapshots, self.makespan, self.delays = keep, self.found, self.late
+        return found
 
     def segments(self) -> list[Segment]:
         return [Segment(each[0], each[3], each[4]) for each in self.list]
@@ -84,35 +102,55 @@ def tails_of(instance: Instance) -> list[float]:
 
 
 def decode(
-    state: _State,
-    operations: list[Operation],
-    first: int,
-    limit: float,
-    keep: list[tuple[list[float], list[float], list[int], float, float]],
+    state: _State, operations: list[Operation], changed: Places, limit: float, area: float, keep: list[_Snapshot]
 ) -> tuple[float, int]:
-    """Return the makespan of a list, infinite once it exceeds `limit`, and the number of segments decoded.
+    """Return the makespan with delays of a list, infinite once it exceeds `limit`, and the number of segments decoded.
 
-    Decoding resumes at the snapshot at or before `first`; the snapshots of the new list go to `keep`.
+    Parameters
+    ----------
+    state
+        Holds the snapshots of the list that was changed.
+    operations
+        The list.
+    changed
+        First and last place at which it differs; the last is infinite where it is longer or shorter.
+    limit
+        Above it the makespan is of no interest.
+    area
+        Of all operations.
+    keep
+        Receives the snapshots of the new list.
     """
     instance = state.instance
     successors = instance.successors
-    total = instance.layers
+    first, last = changed
+    snapshots = state.snapshots
     block = first // SNAPSHOT_EVERY
-    if block < len(state.snapshots):
-        free0, ready0, left0, makespan, late = state.snapshots[block]
+    if block < len(snapshots):
+        free0, ready0, left0, late, placed = snapshots[block]
         free, ready, left = free0[:], ready0[:], left0[:]
-        keep.extend(state.snapshots[:block])
+        keep.extend(snapshots[:block])
     else:
         block = 0
-        free, ready, left, makespan = [0.0] * instance.devices, [0.0] * len(total), list(total), 0.0
-        late = 0.0
+        free, ready, left = [0.0] * instance.devices, [0.0] * len(instance.layers), list(instance.layers)
+        late = placed = 0.0
     begin = block * SNAPSHOT_EVERY
     place = begin
     due = state.due
+    most = instance.devices * limit - area
     for place in range(begin, len(operations)):
         if place % SNAPSHOT_EVERY == 0:
-            keep.append((free[:], ready[:], left[:], makespan, late))
-        component, devices, duration, layers, _, tail = operations[place]
+            # what is idle so far stays idle
+            if sum(free) - placed > most:
+                return math.inf, place - begin
+            if place > last:
+                then = snapshots[len(keep)]
+                if free == then[0] and left == then[2] and ready == then[1] and late == then[3]:
+                    keep.extend(snapshots[len(keep) :])
+                    state.found, state.late = state.makespan, state.delays
+                    return state.found + LATE_WEIGHT * state.late, place - begin
+            keep.append((free[:], ready[:], left[:], late, placed))
+        component, devices, duration, layers, _, tail, room = operations[place]
         start = ready[component]
         available = free[devices - 1]
         if available > start:
@@ -124,18 +162,21 @@ def decode(
         del free[at - devices : at]
         at = bisect_left(free, end)
         free[at:at] = [end] * devices
-        ready[component] = end
+        placed += room
         left[component] -= layers
-        if not left[component]:
+        if left[component]:
+            ready[component] = end
+        else:
+            # of no use to what follows: equal states shall look equal
+            ready[component] = 0.0
             for after in successors[component]:
                 if ready[after] < end:
                     ready[after] = end
             if end + tail > due:
                 late += end + tail - due
-        if end > makespan:
-            makespan = end
-    state.found = makespan
-    return makespan + LATE_WEIGHT * late, place - begin + 1
+    state.found = free[-1]
+    state.late = late
+    return free[-1] + LATE_WEIGHT * late, place - begin + 1
 
 
 def anneal(
@@ -171,12 +212,10 @@ def anneal(
     """
     rng = random.Random(seed)
     state = _State(instance, start)
-    keep: list[tuple[list[float], list[float], list[int], float, float]] = []
-    state.due = math.inf
-    makespan, _ = decode(state, state.list, 0, math.inf, keep)
-    state.snapshots = keep
-    weight = area_weight / instance.devices
     area = state.area()
+    state.due = math.inf
+    makespan = state.restart(area)
+    weight = area_weight / instance.devices
     energy = makespan + weight * area
     best, best_makespan, told = state.segments(), makespan, makespan
     share = min(share, clock.remaining)
@@ -191,23 +230,21 @@ def anneal(
         temperature = energy * hot * math.exp(cooling * progress)
         decoded = 0
         state.due = DUE * best_makespan
-        keep = []
-        makespan, _ = decode(state, state.list, 0, math.inf, keep)
-        state.snapshots = keep
-        energy = makespan + weight * area
+        energy = state.restart(area) + weight * area
         for _ in range(STEPS_PER_LOOK):
             moved = _move(state, rng)
             if moved is None:
                 continue
-            operations, first, change, counted = moved
+            operations, places, change, counted = moved
             threshold = energy - temperature * log(1.0 - uniform())
             limit = threshold - weight * (area + change)
-            keep = []
-            makespan, count = decode(state, operations, first, limit, keep)
+            keep: list[_Snapshot] = []
+            makespan, count = decode(state, operations, places, limit, area + change, keep)
             decoded += count
             if makespan > limit:
                 continue
             state.list, state.snapshots = operations, keep
+            state.makespan, state.delays = state.found, state.late
             area += change
             energy = makespan + weight * area
             if counted is not None:
@@ -221,8 +258,8 @@ def anneal(
     return best, best_makespan
 
 
-Move = tuple[list[Operation], int, float, tuple[int, int] | None]
-"""New list, first changed place, change of the area, (component, change of its number of segments)."""
+Move = tuple[list[Operation], Places, float, tuple[int, int] | None]
+"""New list, changed places, change of the area, (component, change of its number of segments)."""
 
 
 def _move(state: _State, rng: random.Random) -> Move | None:
@@ -231,7 +268,7 @@ def _move(state: _State, rng: random.Random) -> Move | None:
     moved = _one_move(state, state.list, rng, place)
     if moved is None or rng.random() >= COMPOUND:
         return moved
-    operations, first, change, counted = moved
+    operations, places, change, counted = moved
     if counted is not None:
         return moved
     near = place + int((rng.random() - 0.5) * NEAR)
@@ -240,7 +277,8 @@ def _move(state: _State, rng: random.Random) -> Move | None:
     again = _one_move(state, operations, rng, near)
     if again is None:
         return moved
-    return again[0], min(first, again[1]), change + again[2], again[3]
+    both = min(places[0], again[1][0]), max(places[1], again[1][1])
+    return again[0], both, change + again[2], again[3]
 
 
 def _one_move(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
@@ -285,11 +323,11 @@ def _reorder(state: _State, operations: list[Operation], rng: random.Random, pla
     changed = operations[:]
     del changed[place]
     changed.insert(target, one)
-    return changed, min(place, target), 0.0, None
+    return changed, (min(place, target), max(place, target)), 0.0, None
 
 
 def _change_choice(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
-    component, devices, duration, layers, choice, _ = operations[place]
+    component, _, _, layers, choice, _, area = operations[place]
     count = len(state.table[component])
     step = 1 if rng.random() < 0.7 else 2
     other = choice + step if rng.random() < 0.5 else choice - step
@@ -297,7 +335,7 @@ def _change_choice(state: _State, operations: list[Operation], rng: random.Rando
         return None
     changed = operations[:]
     new = changed[place] = state.operation(component, layers, other)
-    return changed, place, new[1] * new[2] - devices * duration, None
+    return changed, (place, place), new[6] - area, None
 
 
 def _next_of(operations: list[Operation], place: int) -> int | None:
@@ -326,13 +364,12 @@ def _shift_layers(state: _State, operations: list[Operation], rng: random.Random
     changed = operations[:]
     first = changed[place] = state.operation(one[0], layers, one[4])
     second = changed[after] = state.operation(one[0], one[3] + two[3] - layers, two[4])
-    change = first[1] * first[2] + second[1] * second[2] - one[1] * one[2] - two[1] * two[2]
-    return changed, place, change, None
+    return changed, (place, after), first[6] + second[6] - one[6] - two[6], None
 
 
 def _split(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
     """Cut a segment in two, one of them on another number of devices."""
-    component, devices, duration, layers, choice, _ = operations[place]
+    component, _, _, layers, choice, _, area = operations[place]
     if layers < 2 or state.counts[component] >= MOST_SEGMENTS:
         return None
     other = choice + (1 if rng.random() < 0.5 else -1)
@@ -345,8 +382,7 @@ def _split(state: _State, operations: list[Operation], rng: random.Random, place
     changed = operations[:]
     changed[place] = first
     changed.insert(place + 1, second)
-    change = first[1] * first[2] + second[1] * second[2] - devices * duration
-    return changed, place, change, (component, 1)
+    return changed, (place, math.inf), first[6] + second[6] - area, (component, 1)
 
 
 def _merge(state: _State, operations: list[Operation], rng: random.Random, place: int) -> Move | None:
@@ -366,5 +402,4 @@ def _merge(state: _State, operations: list[Operation], rng: random.Random, place
     else:
         changed[after] = joined
         del changed[place]
-    change = joined[1] * joined[2] - one[1] * one[2] - two[1] * two[2]
-    return changed, place, change, (one[0], -1)
+    return changed, (place, math.inf), joined[6] - one[6] - two[6], (one[0], -1)

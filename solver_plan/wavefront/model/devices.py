@@ -269,8 +269,9 @@ class DeviceModel:
                 min(choice.gradient_bytes for choice in instance.choices[piece.spec.run.component])
                 for piece, _ in pieces
             ]
-            if max(gradients) > 0:
-                self._reduction(max(gradients) * layers, holds, reduced)
+            # where users reduce different sizes, the least: a relaxation
+            if min(gradients) > 0:
+                self._reduction(min(gradients) * layers, holds, reduced)
         if limit is not None:
             for piece in self.pieces:
                 self._activations(piece, unit, room)
