@@ -28,9 +28,9 @@ from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.stage_table import Spans, maximum_but_last
 
-PRICES_MS_PER_BYTE = np.concatenate([np.zeros(1), np.geomspace(2e-9, 1e-6, 14)])
+PRICES_MS_PER_BYTE = np.concatenate([np.zeros(1), np.geomspace(4e-9, 5e-7, 9)])
 """Prices tried; recomputing a convolution costs some 1e-7 ms for each byte that it saves on a V100."""
-BEHIND_STEPS = (0, 1, 2, 3, 5, 7, 11, 15, 23, 31, 63)
+BEHIND_STEPS = (0, 1, 2, 4, 8, 16, 32, 64)
 """Stages behind for which the bound is computed; between them the lower one serves: it grows with their number."""
 PASS_COST_S = 2e-8
 """Deterministic seconds of one transition of a shortest path."""

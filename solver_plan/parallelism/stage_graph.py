@@ -224,31 +224,47 @@ class StageGraph:
         placements = [u for u in self._placements(devices) if np.isfinite(maximum[:, u]).any()]
         if not placements:
             return
-        self._work(SPAN_COST_S * len(table.spans.end) * (1 + len(placements) / 8))
-        alive: Bools = np.asarray(np.isfinite(maximum[:, placements]).any(axis=1))
-        candidates = np.flatnonzero(alive[table.spans.end])
-        recompute = np.full(len(table.spans.end), np.inf)
-        recompute[candidates] = self._variable_part(table, s, candidates)
-        base = self._constant_part(table) + recompute
-        for u in placements:
-            ends = np.flatnonzero(np.isfinite(maximum[:, u]))
-            begin, stop = table.end_offset[ends[0]], table.end_offset[ends[-1] + 1]
-            first, end = table.spans.first[begin:stop], table.spans.end[begin:stop]
-            transfer = self._transfer(table.costs, s, u, devices, first, end)
-            time = base[begin:stop] + transfer
-            new_max = np.maximum(time, maximum[end, u])
-            new_sum = time + total[end, u]
-            left = self._devices - u - devices
-            complete = left == 0 or not self.problem.space.use_all_devices
-            reachable = np.where(first == 0, complete or (left > 0 and self._cut_at_0), left > 0)
-            front = self._front_device_ms[first] / max(left, 1)
-            value = self._value(np.maximum(new_max, front), new_sum + self._front_ms[first])
-            keep = np.flatnonzero(reachable & (value <= self._cutoff))
+        found = [self._within_cutoff(s, u, table, maximum, total) for u in placements]
+        wanted = np.unique(np.concatenate(found))
+        if not len(wanted):
+            return
+        self._work(SPAN_COST_S * (len(wanted) + len(table.spans.end) * len(placements) / 16))
+        extra = np.full(len(table.spans.end), np.inf)
+        extra[wanted] = self._variable_part(table, s, wanted)
+        for u, spans_of in zip(placements, found, strict=True):
+            transfer, time, value = self._through(s, u, table, maximum, total, spans_of, extra[spans_of])
+            keep = np.flatnonzero(np.isfinite(value) & (value <= self._cutoff))
             if not len(keep):
                 continue
-            np.minimum.at(next_max[:, u + devices], first[keep], new_max[keep])
-            np.minimum.at(next_sum[:, u + devices], first[keep], new_sum[keep])
-            yield s, number, u, begin + keep, transfer[keep], recompute[begin + keep]
+            kept = spans_of[keep]
+            first, end = table.spans.first[kept], table.spans.end[kept]
+            np.minimum.at(next_max[:, u + devices], first, np.maximum(time[keep], maximum[end, u]))
+            np.minimum.at(next_sum[:, u + devices], first, time[keep] + total[end, u])
+            yield s, number, u, kept, transfer[keep], extra[kept]
+
+    def _within_cutoff(self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats) -> Integers:
+        """Return the spans that may come before the nodes with s stages and u devices behind if nothing is extra."""
+        ends = np.flatnonzero(np.isfinite(maximum[:, u]))
+        spans_of = np.arange(table.end_offset[ends[0]], table.end_offset[ends[-1] + 1])
+        _, _, value = self._through(s, u, table, maximum, total, spans_of, np.zeros(len(spans_of)))
+        return np.asarray(spans_of[np.isfinite(value) & (value <= self._cutoff)])
+
+    def _through(
+        self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats, spans_of: Integers, extra: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """Return transfers and times of spans, and a bound on the pipelines through each (infinite: there is none)."""
+        devices = table.costs.choice.devices
+        first, end = table.spans.first[spans_of], table.spans.end[spans_of]
+        transfer = self._transfer(table.costs, s, u, devices, first, end)
+        time = self._constant_part(table)[spans_of] + extra + transfer
+        left = self._devices - u - devices
+        complete = left == 0 or not self.problem.space.use_all_devices
+        reachable = np.where(first == 0, complete or (left > 0 and self._cut_at_0), left > 0)
+        front = self._front_device_ms[first] / max(left, 1)
+        value = self._value(
+            np.maximum(np.maximum(time, maximum[end, u]), front), time + total[end, u] + self._front_ms[first]
+        )
+        return transfer, time, np.where(reachable, value, np.inf)
 
     def _constant_part(self, table: "ChoiceTable") -> Floats:
         return table.spans.busy_ms

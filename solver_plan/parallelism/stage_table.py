@@ -3,6 +3,7 @@
 A *span* is a pair (first operator a, end e). Arrays have shape (spans,), in the order of a, then e.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats
-from solver_plan.parallelism.recomputation.stages import StageRecomputation
+from solver_plan.parallelism.recomputation.stages import Key, StageRecomputation
 
 Integers = NDArray[np.int64]
 
@@ -122,18 +123,26 @@ class RecomputationBound:
     @cached_property
     def _inner_tables(self) -> tuple[Floats, Integers]:
         """Price tables of the distinct spans within one block, and the row of each span."""
-        highest, _, at = self._groups
         block_of = self._recomputation.shape.block_of
+        within = np.flatnonzero(block_of[self.spans.first] == block_of[self.spans.end - 1])
+        pieces = list(zip(self.spans.first[within].tolist(), self.spans.end[within].tolist(), strict=True))
+        rows, row_of_piece = self._distinct(pieces, inner=False, ends_stage=True)
         row_of = np.full(len(self.spans.first), -1, dtype=np.int64)
+        row_of[within] = row_of_piece
+        return rows, row_of
+
+    def _distinct(self, parts: Sequence[tuple[int, int]], *, inner: bool, ends_stage: bool) -> tuple[Floats, Integers]:
+        """Return the price tables of the distinct ones among parts of stages, and the row of each part."""
+        highest, _, at = self._groups
         rows: list[Floats] = []
-        known: dict[tuple[bytes, bytes], int] = {}
-        for one in np.flatnonzero(block_of[self.spans.first] == block_of[self.spans.end - 1]):
-            piece = (int(self.spans.first[one]), int(self.spans.end[one]))
-            key = self._recomputation.shape.key(*piece)
+        known: dict[Key, int] = {}
+        row_of = np.empty(len(parts), dtype=np.int64)
+        for index, part in enumerate(parts):
+            key = self._recomputation.key(part, inner, ends_stage)
             if key not in known:
                 known[key] = len(rows)
-                rows.append(self._recomputation.price_table(piece, False, True)[highest][:, at])
-            row_of[one] = known[key]
+                rows.append(self._recomputation.price_table(part, inner, ends_stage)[highest][:, at])
+            row_of[index] = known[key]
         return np.stack(rows) if rows else np.empty((0, len(highest), len(at))), row_of
 
     def most_saved_bytes(self, behind: int, index: Integers) -> Floats:
@@ -178,19 +187,24 @@ class RecomputationBound:
         return heads, tails, np.concatenate([np.zeros((1, whole.shape[1])), np.cumsum(whole, axis=0)])
 
     @cached_property
-    def _tables(self) -> tuple[Floats, Floats, Floats]:
-        """Price tables of heads by first operator, of tails by end, and summed over whole blocks."""
+    def _heads(self) -> tuple[Floats, Integers]:
+        """Price tables of what a stage has of its first block, by first operator."""
         shape = self._recomputation.shape
-        highest, _, at = self._groups
-        count = len(shape.classes)
+        parts = [(a, shape.blocks[shape.block_of[a]][1]) for a in range(len(shape.classes))]
+        return self._distinct(parts, inner=False, ends_stage=False)
 
-        def table(span: tuple[int, int], inner: bool, ends_stage: bool) -> Floats:
-            return self._recomputation.price_table(span, inner, ends_stage)[highest][:, at]
+    @cached_property
+    def _tails(self) -> tuple[Floats, Integers]:
+        """Price tables of what a stage has of its last block, by last operator."""
+        shape = self._recomputation.shape
+        parts = [(shape.blocks[shape.block_of[last]][0], last + 1) for last in range(len(shape.classes))]
+        return self._distinct(parts, inner=True, ends_stage=True)
 
-        heads = np.stack([table((a, shape.blocks[shape.block_of[a]][1]), False, False) for a in range(count)])
-        tails = np.stack([table((shape.blocks[shape.block_of[e - 1]][0], e), True, True) for e in range(1, count + 1)])
-        whole = np.stack([table(block, True, False) for block in shape.blocks])
-        return heads, tails, np.concatenate([np.zeros((1, *whole.shape[1:])), np.cumsum(whole, axis=0)])
+    @cached_property
+    def _summed(self) -> Floats:
+        """Price tables summed over the first 0, 1, 2, … blocks."""
+        rows, row_of = self._distinct(self._recomputation.shape.blocks, inner=True, ends_stage=False)
+        return np.concatenate([np.zeros((1, *rows.shape[1:])), np.cumsum(rows[row_of], axis=0)])
 
     def milliseconds(self, behind: int, at: Integers | None = None) -> Floats:
         """Return the bound for spans (all, or those at indices `at`) with `behind` stages behind them."""
@@ -212,8 +226,9 @@ class RecomputationBound:
         head_block, tail_block = shape.block_of[first], shape.block_of[end - 1]
         result = np.zeros(len(index))
         apart = np.flatnonzero(head_block < tail_block)
-        heads, tails, summed = self._tables
-        value = heads[first[apart]] + tails[end[apart] - 1] + summed[tail_block[apart]] - summed[head_block[apart] + 1]
+        (heads, head_of), (tails, tail_of), summed = self._heads, self._tails, self._summed
+        value = heads[head_of[first[apart]]] + tails[tail_of[end[apart] - 1]]
+        value += summed[tail_block[apart]] - summed[head_block[apart] + 1]
         result[apart] = self._relaxed(value, need[apart], behind)
         within = np.flatnonzero(head_block == tail_block)
         rows, row_of = self._inner_tables

@@ -83,5 +83,7 @@ def _point(batch: MicroBatch, costs: ChoiceCosts, cuts: list[int], marks: Bools)
         DraftStage(first, end, (costs.choice,) * (end - first), tuple(marks[first:end].tolist()))
         for first, end in itertools.pairwise(cuts)
     )
-    least_ms = (batch.count - 1) * stage_ms.max() + stage_ms.sum()
-    return GridPoint(float(least_ms), batch.size, stages)
+    total_ms = float(stage_ms.sum())
+    # infinite where an operator was not profiled
+    least_ms = (batch.count - 1) * float(stage_ms.max()) + total_ms if np.isfinite(total_ms) else np.inf
+    return GridPoint(least_ms, batch.size, stages)

@@ -109,7 +109,7 @@ class StageRecomputation:
         """Return operators cut where pieces begin."""
         return self._cut(first, end, self.shape.pieces, self.shape.piece_of)
 
-    def _key(self, span: Span, inner: bool, ends_stage: bool) -> Key:
+    def key(self, span: Span, inner: bool, ends_stage: bool) -> Key:
         """Return what the tables of a span depend on; `inner`: the stage has operators before it."""
         first, end = span
         linked = inner and self._side is Side.LOWER and bool(self.shape.virtual[first])
@@ -119,7 +119,7 @@ class StageRecomputation:
 
     def patterns(self, piece: Span, inner: bool, ends_stage: bool) -> Patterns:
         """Return the patterns of a piece; pieces of equal operators share them."""
-        key = self._key(piece, inner, ends_stage)
+        key = self.key(piece, inner, ends_stage)
         if key not in self._patterns:
             x, y = piece
             linked = key[2] >= 0
@@ -142,7 +142,7 @@ class StageRecomputation:
         seen: dict[Key, tuple[Span, bool, bool]] = {}
         for piece in self.shape.pieces:
             place = (piece, piece[0] > 0, piece[1] == len(self.shape.classes))
-            seen.setdefault(self._key(*place), place)
+            seen.setdefault(self.key(*place), place)
         return list(seen.values())
 
     @cached_property
@@ -165,7 +165,7 @@ class StageRecomputation:
 
     def price_table(self, span: Span, inner: bool, ends_stage: bool) -> Floats:
         """Return (peaks, prices): least time - price * saved of part of a stage with peaks of at most each."""
-        key = self._key(span, inner, ends_stage)
+        key = self.key(span, inner, ends_stage)
         if key not in self._tables:
             parts = self.pieces(*span)
             if len(parts) == 1:
@@ -177,7 +177,7 @@ class StageRecomputation:
     def _priced(self, piece: Span, inner: bool, ends_stage: bool, limits: Floats) -> Floats:
         """Return (limits, prices): least time - price * saved over the patterns of a piece within each limit."""
         patterns = self.patterns(piece, inner, ends_stage)
-        key = self._key(piece, inner, ends_stage)
+        key = self.key(piece, inner, ends_stage)
         if key not in self._least_priced:
             value = patterns.time_ms[:, None] - patterns.saved_bytes[:, None] * self.prices[None, :]
             self._least_priced[key] = np.minimum.accumulate(value, axis=0)
@@ -185,7 +185,7 @@ class StageRecomputation:
 
     def most_saved(self, span: Span, inner: bool, ends_stage: bool) -> Floats:
         """Return, shape (peaks,), the most bytes that part of a stage saves with peaks of at most each."""
-        key = self._key(span, inner, ends_stage)
+        key = self.key(span, inner, ends_stage)
         if key not in self._saved:
             total = np.zeros(len(self.peaks))
             for place in _places(self.pieces(*span), inner, ends_stage):
@@ -202,7 +202,7 @@ class StageRecomputation:
         patterns = self.patterns(piece, inner, ends_stage)
         count = int(np.searchsorted(patterns.peak_bytes, limit, side="right"))
         # limits that let the same patterns through share a front
-        key = (self._key(piece, inner, ends_stage), float(count))
+        key = (self.key(piece, inner, ends_stage), float(count))
         if key not in self._fronts:
             index = np.arange(count)
             self._fronts[key] = pareto(patterns.time_ms[:count], patterns.saved_bytes[:count], index, index)
@@ -210,7 +210,7 @@ class StageRecomputation:
 
     def _unit_fronts(self, unit: Span, inner: bool, ends_stage: bool, limit: float) -> list[Front]:
         """Return the fronts of the first, the first two, … pieces of a unit."""
-        key = (self._key(unit, inner, ends_stage), limit)
+        key = (self.key(unit, inner, ends_stage), limit)
         if key not in self._units:
             parts = [self.piece_front(*place, limit) for place in _places(self.pieces(*unit), inner, ends_stage)]
             fronts = parts[:1]
@@ -224,7 +224,7 @@ class StageRecomputation:
 
     def _sum(self, unit: Span, count: int, limit: float, inner: bool = True, ends_stage: bool = False) -> Front:
         """Return the front of `count` equal units."""
-        key = (self._key(unit, inner, ends_stage), count, limit)
+        key = (self.key(unit, inner, ends_stage), count, limit)
         if key not in self._sums:
             self._work(SUM_COST_S)
             if count == 1:
@@ -303,7 +303,7 @@ class StageRecomputation:
         if not self.shape.allowed:
             return None
         places = _places(self.pieces(first, end), False, True)
-        distinct = {self._key(*place): place for place in places}
+        distinct = {self.key(*place): place for place in places}
         limits = np.unique(np.concatenate([self.patterns(*place).peak_bytes for place in distinct.values()]))
         targets = (need_bytes + limits) / (behind + 1)
         bounds = self._bounds(places, limits, targets)
@@ -331,7 +331,7 @@ class StageRecomputation:
     def _relaxed(self, places: list[tuple[Span, bool, bool]], limit: float, target: float) -> float:
         counts: dict[Key, tuple[Front, int]] = {}
         for place in places:
-            key = self._key(*place)
+            key = self.key(*place)
             front, count = counts.get(key) or (self.piece_front(*place, limit), 0)
             counts[key] = (front, count + 1)
         return relaxed_ms(list(counts.values()), target)
@@ -341,7 +341,7 @@ class StageRecomputation:
         total = np.zeros((len(limits), len(self.prices)))
         known: dict[Key, Floats] = {}
         for place in places:
-            key = self._key(*place)
+            key = self.key(*place)
             if key not in known:
                 known[key] = self._priced(*place, limits)
             total += known[key]
@@ -391,7 +391,7 @@ class StageRecomputation:
         """Return equal neighbours as (unit, count)."""
         runs: list[tuple[Span, int]] = []
         for unit in units:
-            if runs and self._key(runs[-1][0], True, False) == self._key(unit, True, False):
+            if runs and self.key(runs[-1][0], True, False) == self.key(unit, True, False):
                 runs[-1] = (runs[-1][0], runs[-1][1] + 1)
             else:
                 runs.append((unit, 1))
