@@ -199,7 +199,7 @@ class Activation(nn.Module):
         """(residual, wide) -> (residual, activated)."""
         if not self.gated:
             return residual, nn.functional.gelu(wide)
-        gates, values = wide.unflatten(-1, (-1, 2)).unbind(-1)
+        gates, values = wide.reshape(*wide.shape[:-1], -1, 2).unbind(-1)
         return residual, nn.functional.silu(gates) * values
 
 
