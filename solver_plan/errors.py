@@ -40,6 +40,9 @@ class DocumentError(InputError):
         self.found = found
         self.rule = rule
 
+    def __reduce__(self) -> tuple[type["DocumentError"], tuple[str, str, str, str]]:
+        return type(self), (self.file, self.place, self.found, self.rule)  # a worker's error reaches its parent whole
+
 
 class PlanMismatchError(InputError):
     """A plan belongs to another problem than the one it was given with."""
@@ -79,6 +82,9 @@ class InvalidPlanError(SolverPlanError):
     def __init__(self, violations: tuple[str, ...]) -> None:
         super().__init__("; ".join(violations))
         self.violations = violations
+
+    def __reduce__(self) -> tuple[type["InvalidPlanError"], tuple[tuple[str, ...]]]:
+        return type(self), (self.violations,)
 
 
 class SolverError(SolverPlanError):

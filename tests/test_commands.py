@@ -49,6 +49,15 @@ def test_from_shapes_to_a_checked_plan(run: Run) -> None:
     assert run("simulate", "problem.json", "plan.json")[0] == 0
 
 
+def test_a_plan_does_not_replace_its_problem(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
+    before = Path("problem.json").read_text()
+    code, _, err = run("plan", "problem.json", "--heuristic", "grid", "--out", "./problem.json")
+    assert code == 2
+    assert "is the problem file" in err
+    assert Path("problem.json").read_text() == before
+
+
 def test_a_problem_edited_after_planning_is_refused(run: Run) -> None:
     write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
     run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")

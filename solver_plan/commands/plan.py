@@ -1,6 +1,7 @@
 """`plan`: find the best plan of a problem within a budget."""
 
 import argparse
+import os
 
 from solver_plan.commands.plan_offload import add_offload_arguments, is_offload_question, run_offload_question
 from solver_plan.commands.verb import (
@@ -40,6 +41,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.out is None and arguments.sweep is None:
         raise InputError("solver-plan plan: found no --out; say where the plan goes, - for standard output")
     if arguments.out is not None:
+        if os.path.realpath(arguments.out) == os.path.realpath(arguments.problem):
+            raise InputError(f"--out {arguments.out}: is the problem file, which the plan would replace; name another")
         require_writable(arguments.out)
     from solver_plan.documents.writing import certificate_text
     from solver_plan.kinds import kind_of, read_problem
