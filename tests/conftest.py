@@ -1,12 +1,13 @@
 """Fixtures of all tests: where the reference data lies, and a made-up kind that needs no planner."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from solver_plan.cli import main
 from tests.shelf import shelf
 
 __all__ = ["shelf"]
@@ -16,6 +17,20 @@ settings.register_profile("project", deadline=None, derandomize=True, suppress_h
 settings.load_profile("project")
 
 PROJECT = Path(__file__).parent.parent
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in an empty folder and return its exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_command(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run_command
 
 
 def data_folder() -> Path:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,22 +15,7 @@ import pytest
 from benchmarks.parallelism import MEBIBYTE, chain
 from solver_plan.cli import main
 from solver_plan.documents import write_document
-from tests.conftest import PROJECT
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in an empty folder and return its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments: str) -> tuple[int, str, str]:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_command
+from tests.conftest import PROJECT, Run
 
 
 def test_from_shapes_to_a_checked_plan(run: Run) -> None:

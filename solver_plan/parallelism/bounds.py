@@ -10,7 +10,7 @@ Stage graph    No pipeline takes less than L: every stage, with its least recomp
 import numpy as np
 
 from solver_plan.parallelism.blocks import block_ranges
-from solver_plan.parallelism.choices import micro_batch, micro_batch_sizes
+from solver_plan.parallelism.choices import MicroBatch, micro_batch, micro_batch_sizes
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
@@ -24,18 +24,20 @@ STAGES_AT_ONCE = 256
 
 def work_bound_ms(problem: ParallelismProblem) -> float | None:
     """Return the least work bound of all micro-batch sizes; None if no size has a layout for every operator."""
-    bounds = []
-    for size in micro_batch_sizes(problem):
-        batch = micro_batch(problem, size)
-        if not batch.choices:
-            continue
-        busy = np.stack([costs.forward_ms + costs.backward_ms for costs in batch.choices])
-        devices = np.array([costs.choice.devices for costs in batch.choices])
-        total = float(busy.min(axis=0).sum())
-        if np.isfinite(total):
-            per_device = float((busy * devices[:, None]).min(axis=0).sum()) / problem.cluster.devices
-            bounds.append((batch.count - 1) * per_device + total)
-    return min(bounds, default=None)
+    batches = [micro_batch(problem, size) for size in micro_batch_sizes(problem)]
+    bounds = [batch_work_bound_ms(batch, problem.cluster.devices) for batch in batches if batch.choices]
+    return min((bound for bound in bounds if np.isfinite(bound)), default=None)
+
+
+def batch_work_bound_ms(batch: MicroBatch, devices: int) -> float:
+    """Return the work bound of one micro-batch size; infinite if an operator has no layout."""
+    busy = np.stack([costs.forward_ms + costs.backward_ms for costs in batch.choices])
+    total = float(busy.min(axis=0).sum())
+    if not np.isfinite(total):
+        return np.inf
+    counts = np.array([costs.choice.devices for costs in batch.choices])
+    per_device = float((busy * counts[:, None]).min(axis=0).sum()) / devices
+    return (batch.count - 1) * per_device + total
 
 
 def no_pipeline_below(problem: ParallelismProblem, bound_ms: float) -> bool:

@@ -21,7 +21,7 @@ from ortools.sat.python import cp_model
 from solver_plan.documents.certificate import AGREEMENT
 from solver_plan.errors import InfeasibleProblemError, InputError
 from solver_plan.parallelism.blocks import block_ranges
-from solver_plan.parallelism.bounds import work_bound_ms
+from solver_plan.parallelism.bounds import batch_work_bound_ms, work_bound_ms
 from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
 from solver_plan.parallelism.drafts import draft_plan, finished
@@ -175,9 +175,8 @@ class Planner:
         sizes = []
         for batch in self._batches:
             entry = _Size(stage_source(self.problem, self._shape, batch, self.clock.work), 0.0)
-            entry.work_bound_ms = entry.bound_ms = entry.any_order_bound_ms = self._graph(
-                entry, 0.0, self._block_cuts
-            ).work_bound_ms
+            least_ms = batch_work_bound_ms(entry.batch, self.problem.cluster.devices)
+            entry.work_bound_ms = entry.bound_ms = entry.any_order_bound_ms = least_ms
             sizes.append(entry)
         return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
 

@@ -165,13 +165,6 @@ class StageGraph:
         """Whether other stages may lie before one that begins at position 0."""
         return False
 
-    @property
-    def work_bound_ms(self) -> float:
-        """Lower bound on every pipeline of this micro-batch size from the work alone."""
-        slowest = self._front_device_ms[-1] / self._devices
-        work = (self.batch.count - 1) * slowest if self.batch.count > 1 else 0.0  # 0 * infinity is no number
-        return float(work + self._front_ms[-1])
-
     def arcs(self) -> Arcs:
         """Return the arcs that survive the cutoff."""
         behind_max, behind_sum, found = self._sweep_back()

@@ -4,33 +4,17 @@ import csv
 import io
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks.parallelism import MEBIBYTE, chain
-from solver_plan.cli import main
 from solver_plan.documents import write_document
-from tests.conftest import PROJECT
+from tests.conftest import PROJECT, Run
 from tests.offload.offload_cases import make_problem
 
-Run = Callable[..., tuple[int, str, str]]
 LAYERS = [(40, 1.0, 3.0), (10, 6.0, 14.0), (25, 3.0, 9.0), (30, 2.0, 3.0)]
 QUICK = ("--deterministic", "--time-limit", "6")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command in an empty folder and return its exit code, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run_command(*arguments: str) -> tuple[int, str, str]:
-        code = main(arguments)
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run_command
 
 
 def test_from_shapes_to_a_checked_plan_and_its_page(run: Run) -> None:
