@@ -52,6 +52,10 @@ class NotExecutableError(InputError):
     """A valid plan that cannot be run: the message names what is not built, or what does not match."""
 
 
+class CheckpointError(InputError):
+    """A checkpoint cannot be used for this run, or is not whole."""
+
+
 class OutputError(InputError):
     """A result cannot be written where it was asked to go."""
 

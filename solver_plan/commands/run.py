@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, positive, require_writable
@@ -15,10 +16,12 @@ if TYPE_CHECKING:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("problem", help="problem file")
     parser.add_argument("plan", help="plan file")
-    parser.add_argument("--steps", type=positive, required=True, help="how many steps to train")
+    parser.add_argument("--steps", type=positive, required=True, help="how many steps to train in all")
     parser.add_argument("--local", type=positive, metavar="PROCESSES", help="start so many gloo processes here")
     parser.add_argument("--model", help="modules to train, as models/gpt.py:tiny; by default the problem's")
     parser.add_argument("--trace", metavar="FILE", help="write one Chrome trace of all ranks, planned and executed")
+    parser.add_argument("--checkpoint", metavar="DIR", help="save the run there, and go on from what is saved there")
+    parser.add_argument("--checkpoint-every", type=positive, default=100, metavar="K", help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     parser.add_argument(
@@ -44,6 +47,7 @@ def _train(arguments: argparse.Namespace) -> int:
     require_torch()
     import torch
 
+    from solver_plan.execution.checkpoint_folder import Checkpoints
     from solver_plan.execution.comparison import comparison_table
     from solver_plan.execution.compile import read_problem_and_plan
     from solver_plan.execution.run import Training, load_model, run
@@ -52,6 +56,10 @@ def _train(arguments: argparse.Namespace) -> int:
         raise InputError("--trace: found '-'; name a file, standard output has the comparison")
     if arguments.trace is not None:
         require_writable(arguments.trace)
+
+    checkpoints = None
+    if arguments.checkpoint is not None:
+        checkpoints = Checkpoints(Path(arguments.checkpoint), every=arguments.checkpoint_every)
 
     def tell(number: int, step: "Step") -> None:
         print(f"step {number + 1}: loss {step.loss:.6f}, {step.seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
@@ -64,6 +72,7 @@ def _train(arguments: argparse.Namespace) -> int:
             dtype=getattr(torch, arguments.dtype),
             timeout_s=arguments.timeout,
             on_step=tell,
+            checkpoints=checkpoints,
         ),
         model=None if arguments.model is None else load_model(arguments.model),
         local=arguments.local,

@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from solver_plan.errors import InputError
 from solver_plan.execution.actions import ActionKind
+from solver_plan.execution.checkpoint_state import Held, tensors_of
 from solver_plan.execution.clock import StepClock
 from solver_plan.execution.comparison import RankReport, Step
 from solver_plan.execution.groups import create_groups
@@ -22,6 +24,7 @@ from solver_plan.execution.model import (
     boundary_shapes,
     place,
     require_same_operators,
+    shared_users,
 )
 from solver_plan.execution.program import Program
 from solver_plan.execution.sharding import Replicas, full, sum_shared_gradients
@@ -114,7 +117,7 @@ class Executor:
                 part.keep = self.memory.keep
             options = _stage_options(program, index, self.rank, shapes, replicas.reduce)
             stages.append(TeamStage(module, options, groups.alone, self.device, self._clock, self.memory))
-        self._seed_dropout(seed)
+        self.seed_random(seed, 0)
         parameters = [parameter for module in self.modules.values() for parameter in module.parameters()]
         self.optimizer = optimizer(parameters) if optimizer is not None and parameters else None
         pipeline = [[a for a in actions if a.kind not in _AFTERWARDS] for actions in program.team_actions]
@@ -183,6 +186,29 @@ class Executor:
             for name, module in self.operators().items()
         }
 
+    def held(self) -> list[Held]:
+        """Return the weights and persistent buffers of this rank, by names that no plan changes."""
+        for stage_module in self.modules.values():
+            for part in stage_module.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+        users = shared_users(self.model)
+        found: list[Held] = []
+        for operator, module in self._operator_modules().items():
+            layer = self.model.layers[operator]
+            shared = {path: name for name, path in layer.shared_weights.items()}
+            stage, segment = place(self.program, operator)
+            replica, _ = self.program.stages[stage].side(segment).place(self.rank)
+            for key, tensor in tensors_of(module).items():
+                first = users[shared[key]][0] if key in shared else operator
+                owner = self.model.layers[first]
+                path = owner.shared_weights[shared[key]] if key in shared else key
+                # replicas hold the same weights, but each its own buffers
+                speaks = first == operator and (replica == 0 or isinstance(tensor, nn.Parameter))
+                if not any(tensor is other.tensor for other in found):
+                    found.append(Held(f"{owner.name}/{path}", tensor, speaks))
+        return found
+
     def operators(self) -> dict[str, nn.Module]:
         """Return the module of each operator of this rank's stages, by name."""
         return {self.program.operators[index]: module for index, module in self._operator_modules().items()}
@@ -193,7 +219,7 @@ class Executor:
             found.update(zip(range(*self.program.stages[stage].operators), module.operators(), strict=True))
         return found
 
-    def _seed_dropout(self, seed: int) -> None:
+    def seed_random(self, seed: int, step: int) -> None:
         """Let the tensor ranks of a replica draw the same numbers: what each computes whole must stay equal on all.
 
         Replicas draw different ones, unless the stage's layout changes within it.
@@ -202,7 +228,7 @@ class Executor:
             return
         stage = self.program.stages[self.stage_indices[0]]
         replica = stage.side(0).place(self.rank)[0] if len(stage.segments) == 1 else 0
-        torch.manual_seed((seed * 10_007 + self.team) * 10_007 + replica)
+        torch.manual_seed((((step * 1_000_003 + seed) * 10_007 + self.team) * 10_007 + replica) % (1 << 63))
 
     def _require_whole(self, batch: Batch) -> None:
         """Refuse a batch of another size, on every rank: those that need no rows of it would wait for the others."""

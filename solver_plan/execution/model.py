@@ -205,7 +205,7 @@ def boundary_shapes(model: Model, dtype: torch.dtype) -> list[tuple[TensorShape,
     shapes = [tuple(TensorShape(tuple(value.shape[1:]), value.dtype, False) for value in values)]
     for operator in range(len(model.layers)):
         try:
-            values = as_tuple(_on_meta(_built(model, operator, 0, dtype, meta))(*values))
+            values = as_tuple(without_storage(model, operator, dtype)(*values))
         except Exception as error:
             raise InputError(
                 f"operator {model.layers[operator].name!r}: its module raised {type(error).__name__}: {error}; "
@@ -230,6 +230,11 @@ def as_tuple(outputs: torch.Tensor | Sequence[torch.Tensor]) -> Values:
 
 def _floating(value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if value.is_floating_point() else value.dtype
+
+
+def without_storage(model: Model, operator: int, dtype: torch.dtype) -> nn.Module:
+    """Build an operator's module without storage."""
+    return _on_meta(_built(model, operator, 0, dtype, torch.device("meta")))
 
 
 def _on_meta(module: nn.Module) -> nn.Module:

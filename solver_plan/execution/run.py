@@ -1,8 +1,9 @@
 """Run a plan: everything is checked before any process or group is made, then the model is trained step by step."""
 
 import dataclasses
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from solver_plan.errors import InputError, PlanMismatchError, SolverPlanError
+from solver_plan.execution import checkpoint
+from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole, prepare_folder, remove_unfinished
 from solver_plan.execution.comparison import RankReport, StageComparison, Step, compare, write_trace
 from solver_plan.execution.compile import compile_plan
 from solver_plan.execution.executor import Executor, MakeOptimizer, adamw
@@ -31,13 +34,20 @@ class RunReport:
 
     program: Program
     losses: tuple[float, ...]
-    """Of each step."""
+    """Of each step that was trained here."""
     reports: tuple[RankReport, ...]
+    first_step: int = 0
+    """Steps that a checkpoint brought."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reports of all ranks are here, and they trained."""
+        return len(self.reports) == self.program.world_size and bool(self.losses)
 
     @property
     def comparison(self) -> tuple[StageComparison, ...]:
-        """Predicted beside measured for each stage; empty where the reports of all ranks are not here."""
-        return compare(self.program, self.reports) if len(self.reports) == self.program.world_size else ()
+        """Predicted beside measured for each stage; empty unless the run `is_complete`."""
+        return compare(self.program, self.reports) if self.is_complete else ()
 
 
 @dataclass(frozen=True)
@@ -45,15 +55,18 @@ class Training:
     """How a run trains."""
 
     steps: int
+    """In all: those that a checkpoint brings count."""
     data: Data | None = None
-    """None: made on the fly by the model."""
+    """The same batches each time that it is read, whatever the random state; None: made on the fly by the model."""
     optimizer: MakeOptimizer | None = adamw
     seed: int = 0
     dtype: torch.dtype = torch.float32
     timeout_s: float = 600.0
     """After which a collective gives up."""
     on_step: Callable[[int, Step], None] | None = None
-    """Told each step on rank 0."""
+    """Told each step on rank 0, with its number from 0."""
+    checkpoints: Checkpoints | None = None
+    """Where the run is saved, and taken up from the last whole checkpoint if there is one; None: nowhere."""
 
 
 def run(
@@ -92,6 +105,8 @@ def run(
     if training.steps < 1:
         raise InputError(f"steps: found {training.steps}; at least 1")
     program, modules = prepare(problem, plan, model=model, local=local)
+    if training.checkpoints is not None:
+        _prepare_checkpoints(training.checkpoints, modules, training, first=os.environ.get("RANK", "0") == "0")
     if local is not None:
         reports = run_local(
             lambda rank: _train(program, modules, training, torch.device("cpu")),
@@ -105,8 +120,9 @@ def run(
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         with joined("nccl" if cuda else "gloo", training.timeout_s):
             reports = _gathered(_train(program, modules, training, None))
-    report = RunReport(program, tuple(step.loss for step in reports[0].steps), tuple(reports))
-    if trace is not None and len(reports) == program.world_size:
+    losses = tuple(step.loss for step in reports[0].steps)
+    report = RunReport(program, losses, tuple(reports), training.steps - len(losses))
+    if trace is not None and report.is_complete:
         write_trace(trace, program, reports)
     return report
 
@@ -130,6 +146,21 @@ def prepare(
     modules = _named_model(problem) if model is None else model
     require_same_operators(program, modules)
     return program, modules
+
+
+def _prepare_checkpoints(checkpoints: Checkpoints, model: Model, training: Training, *, first: bool) -> None:
+    """Refuse a folder that cannot be written, and a checkpoint of another model, before any process starts."""
+    prepare_folder(checkpoints.folder)
+    if first:
+        remove_unfinished(checkpoints.folder)
+    found = last_whole(checkpoints.folder)
+    if found is not None:
+        path, record = found
+        checkpoint.require_same_model(path, record, model, training.dtype, training.seed)
+        if record.step > training.steps:
+            raise InputError(
+                f"steps: found {training.steps}, {path} has {record.step} already; train more, or choose another folder"
+            )
 
 
 def _named_model(problem: ParallelismProblem) -> Model:
@@ -166,29 +197,67 @@ def _train(program: Program, model: Model, training: Training, device: torch.dev
         device=device,
         timeout_s=training.timeout_s,
     )
-    for number, batch in zip(range(training.steps), batches(program, model, training), strict=False):
+    checkpoints = training.checkpoints
+    identity = checkpoint.Identity(training.seed, program.plan_digest)
+    start = checkpoint.Position()
+    if checkpoints is not None:
+        start = checkpoint.resume(executor, checkpoints, identity)
+    skipped = whole_batches(start, program)
+    numbers = range(start.step, training.steps)
+    for number, batch in zip(numbers, batches(program, model, training, skipped), strict=False):
         step = executor.step(batch)
         if training.on_step is not None and executor.rank == 0:
             training.on_step(number, step)
-    if len(executor.steps) < training.steps:
+        done = number + 1
+        if checkpoints is not None and (done % checkpoints.every == 0 or done == training.steps):
+            samples = start.samples + (done - start.step) * program.global_batch
+            checkpoint.save(executor, checkpoints, checkpoint.Position(done, samples), identity)
+    if len(executor.steps) < len(numbers):
         raise InputError(
-            f"data: {len(executor.steps)} batches for {training.steps} steps; give data that can be read again"
+            f"data: {len(executor.steps)} batches for {len(numbers)} steps; give data that can be read again"
         )
     return executor.report()
 
 
-def batches(program: Program, model: Model, training: Training) -> Iterator[Batch]:
-    """Yield a global batch for each step, the same on every rank; data is read again from its start when it ends."""
-    if training.data is None:
-        for number in range(training.steps):
+def whole_batches(position: checkpoint.Position, program: Program) -> int:
+    """Return how many global batches a position in the data is."""
+    count, rest = divmod(position.samples, program.global_batch)
+    if rest:
+        raise InputError(
+            f"data: the checkpoint has trained on {position.samples} samples, no multiple of the plan's global batch "
+            f"{program.global_batch}; use a global batch that divides it"
+        )
+    return count
+
+
+def batches(program: Program, model: Model, training: Training, skipped: int = 0) -> Iterator[Batch]:
+    """Yield a global batch for each step, the same on every rank; data is read again from its start when it ends.
+
+    The first batches are skipped: an earlier run has trained on them.
+    """
+    data = training.data
+    if data is None:
+        for number in itertools.count(skipped):
             generator = torch.Generator().manual_seed(training.seed * 1_000_003 + number)
             yield _in_type(model.make_batch(program.global_batch, generator), training.dtype)
         return
+    stream = _read_again(data)
+    if isinstance(data, Sized) and len(data):
+        skipped %= len(data)
+    # a loader draws a random number when it is opened: what follows must find the state of the checkpoint
+    with torch.random.fork_rng(devices=[]):
+        for _ in itertools.islice(stream, skipped):
+            pass
+    for item in stream:
+        yield _in_type(item if isinstance(item, Batch) else Batch(*map(_values, item)), training.dtype)
+
+
+def _read_again(data: Data) -> Iterator[Batch | Sequence[torch.Tensor | Values]]:
     while True:
         count = 0
-        for item in training.data:
+        for item in data:
             count += 1
-            yield _in_type(item if isinstance(item, Batch) else Batch(*map(_values, item)), training.dtype)
+            yield item
         if not count:
             return
 
