@@ -1,13 +1,12 @@
 """`run`: train a model as planned, under torchrun or in processes started here."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, positive, require_writable
-from solver_plan.errors import InputError, RunFailedError, SolverPlanError
+from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, positive, require_writable, whole
+from solver_plan.errors import InputError
 
 if TYPE_CHECKING:
     from solver_plan.execution.comparison import Step
@@ -22,6 +21,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", metavar="FILE", help="write one Chrome trace of all ranks, planned and executed")
     parser.add_argument("--checkpoint", metavar="DIR", help="save the run there, and go on from what is saved there")
     parser.add_argument("--checkpoint-every", type=positive, default=100, metavar="K", help="steps between checkpoints")
+    parser.add_argument(
+        "--max-restarts",
+        type=whole,
+        default=0,
+        metavar="R",
+        help="with --local: how often to start anew, from the last checkpoint, when a process fails",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     parser.add_argument(
@@ -30,33 +36,29 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    try:
-        return _train(arguments)
-    except RunFailedError:
-        raise
-    except SolverPlanError as error:
-        # all ranks refuse the same: one message for all; the others end with the same exit code
-        if os.environ.get("RANK", "0") != "0":
-            return error.exit_code
-        raise
-
-
-def _train(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.extra import require_torch
 
     require_torch()
+    import logging
+
     import torch
 
     from solver_plan.execution.checkpoint_folder import Checkpoints
     from solver_plan.execution.comparison import comparison_table
     from solver_plan.execution.compile import read_problem_and_plan
+    from solver_plan.execution.launch import told_once
     from solver_plan.execution.run import Training, load_model, run
 
-    if arguments.trace == STANDARD_OUTPUT:
-        raise InputError("--trace: found '-'; name a file, standard output has the comparison")
-    if arguments.trace is not None:
-        require_writable(arguments.trace)
-
+    if not arguments.verbose:
+        # a loss that is not finite, a restart, a damaged checkpoint
+        logging.getLogger("solver_plan.execution").setLevel(logging.WARNING)
+    with told_once():
+        if arguments.trace == STANDARD_OUTPUT:
+            raise InputError("--trace: found '-'; name a file, standard output has the comparison")
+        if arguments.trace is not None:
+            require_writable(arguments.trace)
+        problem, plan = read_problem_and_plan(arguments.problem, arguments.plan)
+        model = None if arguments.model is None else load_model(arguments.model)
     checkpoints = None
     if arguments.checkpoint is not None:
         checkpoints = Checkpoints(Path(arguments.checkpoint), every=arguments.checkpoint_every)
@@ -65,7 +67,8 @@ def _train(arguments: argparse.Namespace) -> int:
         print(f"step {number + 1}: loss {step.loss:.6f}, {step.seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
 
     report = run(
-        *read_problem_and_plan(arguments.problem, arguments.plan),
+        problem,
+        plan,
         Training(
             steps=arguments.steps,
             seed=arguments.seed,
@@ -74,8 +77,9 @@ def _train(arguments: argparse.Namespace) -> int:
             on_step=tell,
             checkpoints=checkpoints,
         ),
-        model=None if arguments.model is None else load_model(arguments.model),
+        model=model,
         local=arguments.local,
+        restarts=arguments.max_restarts,
         trace=arguments.trace,
     )
     if report.comparison:

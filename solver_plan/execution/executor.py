@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from solver_plan.errors import InputError
 from solver_plan.execution.actions import ActionKind
+from solver_plan.execution.activity import ACTIVITY
 from solver_plan.execution.checkpoint_state import Held, tensors_of
 from solver_plan.execution.clock import StepClock
 from solver_plan.execution.comparison import RankReport, Step
@@ -142,12 +143,13 @@ class Executor:
             self.memory.sample_state(self.modules.values(), self.optimizer)
         for action in self._afterwards:
             start = self._clock.mark()
-            if action.kind is ActionKind.REDUCE_SHARED:
-                assert action.micro_batch is not None
-                self._sum_shared(action.micro_batch)
-            elif self.optimizer is not None and action == self._afterwards[-1]:
-                # one optimizer holds the parameters of all stages of this rank
-                self.optimizer.step()
+            with ACTIVITY.doing(str(action)):
+                if action.kind is ActionKind.REDUCE_SHARED:
+                    assert action.micro_batch is not None
+                    self._sum_shared(action.micro_batch)
+                elif self.optimizer is not None and action == self._afterwards[-1]:
+                    # one optimizer holds the parameters of all stages of this rank
+                    self.optimizer.step()
             self._clock.record(action, start)
         self.memory.sample_state(self.modules.values(), self.optimizer)
         loss = self._global_loss(losses)

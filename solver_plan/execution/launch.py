@@ -1,46 +1,38 @@
 """Processes: started here by fork for `--local`, or by torchrun elsewhere; joined into one process group.
 
 Forking from a parent that has imported torch gives eight ranks in half a second. Every process is bounded in time and
-ended by its own id.
+ended by its own id. Each has a watchdog: see there for how a run ends when a rank does.
 """
 
 import datetime
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from types import FrameType
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from solver_plan.errors import NotExecutableError, RunFailedError, SolverPlanError
+from solver_plan.execution.activity import ACTIVITY
+from solver_plan.execution.watchdog import Watchdog, read_beat, read_verdict
 
 Result = TypeVar("Result")
 
 LOOPBACK = "127.0.0.1"
-_LONGEST_WAIT_S = 3600.0
-"""The system's `poll` counts milliseconds in 32 bit."""
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """What ended a process early."""
-
-    at_s: float
-    """On the clock of the machine, to tell the first failure from those that follow from it."""
-    error: SolverPlanError | None
-    message: str
-    traceback: str
+_LOOK_S = 0.5
+"""How often the parent looks for processes whose pipe a process of theirs keeps open."""
 
 
 def require_world_size(planned: int, found: int) -> None:
@@ -57,25 +49,83 @@ def torchrun_world_size() -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-@contextmanager
-def joined(backend: str, timeout_s: float) -> Iterator[None]:
-    """Join the processes that torchrun started.
+def attempt_store() -> Store:
+    """Return a new connection to the store of the processes that torchrun started.
 
     After a restart by torchrun the store is prefixed by the attempt: peers would read addresses of the dead one else.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    dist.init_process_group(
-        backend,
-        store=PrefixStore(f"attempt{attempt}", store),
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    return PrefixStore(f"attempt{attempt}", store)
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Let what all ranks of torchrun refuse alike be told by the first of them; the others end with the same code."""
     try:
         yield
+    except SolverPlanError as error:
+        if "RANK" in os.environ and not _is_first_to_refuse():
+            raise SystemExit(error.exit_code) from None
+        raise
+
+
+def _is_first_to_refuse() -> bool:
+    rank = os.environ["RANK"]
+    if "MASTER_PORT" in os.environ:
+        with suppress(RuntimeError):
+            return attempt_store().compare_set("refusal", "", rank) == rank.encode()
+    return rank == "0"
+
+
+@contextmanager
+def joined(backend: str, timeout_s: float, *, when_told_to_end: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Join the processes that torchrun started, and end with them.
+
+    What a rank raises comes out of that rank; the others raise `SystemExit`: a traceback of theirs would tell nothing.
+
+    Parameters
+    ----------
+    backend
+        Of the process group.
+    timeout_s
+        After which a collective gives up.
+    when_told_to_end
+        Called behind SIGTERM or SIGINT.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def end() -> None:
+        when_told_to_end()
+        sys.stderr.flush()
+        os._exit(1)
+
+    watchdog = Watchdog(attempt_store(), rank, world_size, timeout_s, end)
+    watchdog.start()
+    try:
+        with watchdog.ending_on_signals():
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("group", attempt_store()),
+                rank=rank,
+                world_size=world_size,
+                timeout=datetime.timedelta(seconds=timeout_s),
+            )
+            yield
+            dist.destroy_process_group()
+    except Exception as error:
+        verdict = watchdog.verdict(error)
+        if verdict is None or not watchdog.is_speaker:
+            code = error.exit_code if isinstance(error, SolverPlanError) else 1
+            raise SystemExit(code) from None
+        if isinstance(error, SolverPlanError) and not isinstance(error, RunFailedError):
+            raise
+        raise verdict.raised() from (error if verdict.rank == rank else None)
+    except SystemExit:
+        when_told_to_end()
+        raise
     finally:
-        dist.destroy_process_group()
+        watchdog.leave()
 
 
 def run_local(
@@ -102,95 +152,187 @@ def run_local(
         What a process raised, if it was one of these.
     """
     context = multiprocessing.get_context("fork")
-    port = _free_port()
     connections: list[Connection] = []
-    workers = []
+    workers: list[ForkProcess] = []
+    ledger = _Ledger()
     sys.stdout.flush()
     sys.stderr.flush()
-    for rank in range(processes):
-        ours, theirs = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(rank, processes, port, function, theirs, group_timeout_s))
-        worker.start()
-        theirs.close()
-        connections.append(ours)
-        workers.append(worker)
-    try:
-        answers = _collect(connections, time.monotonic() + timeout_s)
-    finally:
-        for worker in workers:
-            worker.join(5.0 if worker.is_alive() and sys.exc_info()[0] is None else 0.0)
-            if worker.is_alive():
-                worker.kill()
-            worker.join()
-        for connection in connections:
-            connection.close()
+    with socket.socket() as listening, _ending_on_sigterm():
+        listening.bind((LOOPBACK, 0))
+        listening.listen(processes + 8)
+        try:
+            for rank in range(processes):
+                ours, theirs = context.Pipe(duplex=False)
+                worker = context.Process(
+                    target=_work, args=(rank, processes, listening, function, theirs, group_timeout_s)
+                )
+                worker.start()
+                theirs.close()
+                connections.append(ours)
+                workers.append(worker)
+            ledger.open(listening)
+            answers = _collect(workers, connections, ledger, time.monotonic() + timeout_s)
+            for worker in workers:
+                worker.join(5.0)
+        finally:
+            with _deaf():
+                for worker in workers:
+                    _end(worker)
+                for connection in connections:
+                    connection.close()
+                ledger.close()
     return [pickle.loads(answer) for answer in answers]
 
 
-def _collect(connections: list[Connection], end: float) -> list[bytes]:
+def _end(worker: ForkProcess) -> None:
+    """End a process and those that it has started, such as the workers of a data loader."""
+    if worker.is_alive():
+        assert worker.pid is not None
+        with suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.kill()
+    worker.join()
+
+
+class _Ledger:
+    """The store of the processes, kept in the one that started them: it outlives each of them.
+
+    Its server is a thread. It is opened behind the forks and closed before there can be others: in a child the thread
+    does not exist, and the child would crash when it drops the store.
+    """
+
+    def __init__(self) -> None:
+        self._server: Store | None = None
+
+    def open(self, listening: socket.socket) -> None:
+        """Serve on a socket that listens."""
+        port = listening.getsockname()[1]
+        self._server = TCPStore(
+            LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+        )
+
+    def close(self) -> None:
+        """End the server's thread."""
+        self._server = None
+
+    def failure(self, rank: int, how: str) -> SolverPlanError:
+        """Return the error to raise for a rank that has ended without an answer."""
+        assert self._server is not None
+        verdict = read_verdict(self._server)
+        if verdict is not None:
+            return verdict.raised()
+        beat = read_beat(self._server, rank)
+        seen = "starting" if beat is None else beat.activity
+        return RunFailedError(
+            f"rank {rank} was killed or crashed{how}, last seen at {seen}; all were ended: look at memory, and run "
+            "again"
+        )
+
+
+def _collect(workers: list[ForkProcess], connections: list[Connection], ledger: _Ledger, end: float) -> list[bytes]:
     answers: dict[int, bytes] = {}
-    waiting = {id(connection): rank for rank, connection in enumerate(connections)}
+    waiting = dict(enumerate(connections))
     while waiting:
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            raise RunFailedError(f"ranks {sorted(waiting.values())} did not end in time; all were ended")
-        failures: list[tuple[float, int, _Failure | None]] = []
-        for connection in wait([connections[rank] for rank in waiting.values()], timeout=min(left_s, _LONGEST_WAIT_S)):
-            rank = waiting.pop(id(connection))
-            try:
-                answer = connections[rank].recv()
-            except EOFError:
-                # killed from outside: what the others complain of follows from it
-                failures.append((0.0, rank, None))
+        if time.monotonic() >= end:
+            raise RunFailedError(f"ranks {sorted(waiting)} did not end in time; all were ended")
+        ready = wait(list(waiting.values()), timeout=_LOOK_S)
+        for rank, connection in list(waiting.items()):
+            if connection not in ready and workers[rank].is_alive():
                 continue
-            if isinstance(answer, _Failure):
-                failures.append((answer.at_s, rank, answer))
-            else:
-                answers[rank] = answer
-        if failures:
-            _, rank, failure = min(failures, key=lambda found: found[:2])
-            raise _error_of(rank, failure)
+            try:
+                if not connection.poll():
+                    raise EOFError
+                answers[rank] = connection.recv()
+            except EOFError:
+                raise ledger.failure(rank, _how_it_ended(workers[rank])) from None
+            del waiting[rank]
     return [answers[rank] for rank in range(len(connections))]
 
 
-def _error_of(rank: int, failure: _Failure | None) -> SolverPlanError:
-    if failure is None:
-        return RunFailedError(f"rank {rank} was killed or crashed; all were ended: look at memory, and run again")
-    if failure.error is not None and not isinstance(failure.error, RunFailedError):
-        return failure.error
-    error = RunFailedError(f"rank {rank} failed: {failure.message}; all were ended, --verbose shows where")
-    error.add_note(failure.traceback)
-    return error
+def _how_it_ended(worker: ForkProcess) -> str:
+    worker.join(1.0)
+    code = worker.exitcode
+    if code is None:
+        return ""
+    return f" (exit code {code})" if code >= 0 else f" ({signal.Signals(-code).name})"
 
 
 def _work(
-    rank: int, processes: int, port: int, function: Callable[[int], object], answer: Connection, timeout_s: float
+    rank: int,
+    processes: int,
+    listening: socket.socket,
+    function: Callable[[int], object],
+    answer: Connection,
+    timeout_s: float,
 ) -> None:
+    # out of reach of the terminal's Ctrl-C: the parent ends all; and a group of its own, to be ended as one
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    port = listening.getsockname()[1]
+    listening.close()
+    ACTIVITY.restart()
+    watchdog = Watchdog(_store(port), rank, processes, timeout_s, lambda: os._exit(1))
+    code = 1
     try:
+        watchdog.start()
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://{LOOPBACK}:{port}",
+            store=PrefixStore("group", _store(port)),
             rank=rank,
             world_size=processes,
             timeout=datetime.timedelta(seconds=timeout_s),
         )
         result = pickle.dumps(function(rank))
-        # rank 0 keeps the store: none leaves before all have ended
         dist.barrier()
+        watchdog.leave()
         answer.send(result)
         dist.destroy_process_group()
+        code = 0
     except Exception as error:
-        known = error if isinstance(error, SolverPlanError) else None
-        message = str(error) if known is not None else f"{type(error).__name__}: {error}"
-        answer.send(_Failure(time.monotonic(), known, message, traceback.format_exc()))
+        watchdog.verdict(error)
     finally:
-        answer.close()
         sys.stdout.flush()
         sys.stderr.flush()
         # a forked child runs none of the parent's exit handlers
-        os._exit(0)
+        os._exit(code)
+
+
+def _store(port: int) -> Store:
+    return TCPStore(LOOPBACK, port, is_master=False)
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does: what was begun is ended first."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        del frame
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Take no signal while processes are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent(parent: int) -> None:
@@ -198,10 +340,3 @@ def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
     os._exit(1)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

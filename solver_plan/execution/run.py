@@ -2,27 +2,34 @@
 
 import dataclasses
 import itertools
+import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from solver_plan.errors import InputError, PlanMismatchError, SolverPlanError
+from solver_plan.errors import InputError, PlanMismatchError, RunFailedError, SolverPlanError
 from solver_plan.execution import checkpoint
+from solver_plan.execution.activity import ACTIVITY
 from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole, prepare_folder, remove_unfinished
 from solver_plan.execution.comparison import RankReport, StageComparison, Step, compare, write_trace
 from solver_plan.execution.compile import compile_plan
 from solver_plan.execution.executor import Executor, MakeOptimizer, adamw
-from solver_plan.execution.launch import joined, require_world_size, run_local, torchrun_world_size
+from solver_plan.execution.launch import joined, require_world_size, run_local, told_once, torchrun_world_size
 from solver_plan.execution.model import Batch, Model, Values, require_same_operators
 from solver_plan.execution.program import Program
 from solver_plan.execution.torch_pipelining import require_tested_version
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.profiles.loading import load_description
+
+_logger = logging.getLogger(__name__)
 
 Data = Iterable[Batch | Sequence[torch.Tensor | Values]]
 """Global batches: a `Batch`, or (inputs, targets), each a tensor or several, as a `DataLoader` gives them."""
@@ -76,6 +83,7 @@ def run(
     *,
     model: Model | None = None,
     local: int | None = None,
+    restarts: int = 0,
     trace: str | Path | None = None,
 ) -> RunReport:
     """Train a model as planned, under torchrun or in processes started here.
@@ -90,6 +98,9 @@ def run(
         The modules; None: of the model that the problem names.
     local
         Number of gloo processes to start here; None: this process is one that torchrun started.
+    restarts
+        How often processes started here are started anew, from the last checkpoint, when one fails; torchrun has an
+        option of its own.
     trace
         File for one trace of all ranks, with planned and executed order.
 
@@ -104,27 +115,51 @@ def run(
     """
     if training.steps < 1:
         raise InputError(f"steps: found {training.steps}; at least 1")
-    program, modules = prepare(problem, plan, model=model, local=local)
-    if training.checkpoints is not None:
-        _prepare_checkpoints(training.checkpoints, modules, training, first=os.environ.get("RANK", "0") == "0")
+    if local is None and restarts:
+        raise InputError("restarts: torchrun started the processes; give it its own --max-restarts")
+    with told_once() if local is None else nullcontext():
+        program, modules = prepare(problem, plan, model=model, local=local)
+        if training.checkpoints is not None:
+            _prepare_checkpoints(training.checkpoints, modules, training)
     if local is not None:
-        reports = run_local(
-            lambda rank: _train(program, modules, training, torch.device("cpu")),
-            local,
-            timeout_s=training.timeout_s * training.steps + 60,
-            group_timeout_s=training.timeout_s,
-        )
+        reports = _run_here(program, modules, training, local, restarts)
     else:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        with joined("nccl" if cuda else "gloo", training.timeout_s):
+        clean = partial(_clean, training)
+        with joined("nccl" if cuda else "gloo", training.timeout_s, when_told_to_end=clean):
             reports = _gathered(_train(program, modules, training, None))
     losses = tuple(step.loss for step in reports[0].steps)
     report = RunReport(program, losses, tuple(reports), training.steps - len(losses))
     if trace is not None and report.is_complete:
         write_trace(trace, program, reports)
     return report
+
+
+def _run_here(program: Program, model: Model, training: Training, processes: int, restarts: int) -> list[RankReport]:
+    for attempt in itertools.count(1):
+        try:
+            return run_local(
+                lambda rank: _train(program, model, training, torch.device("cpu")),
+                processes,
+                timeout_s=training.timeout_s * training.steps + 60,
+                group_timeout_s=training.timeout_s,
+            )
+        except RunFailedError as error:
+            if attempt > restarts:
+                raise
+            _logger.warning("%s; restart %d of %d", error, attempt, restarts)
+        finally:
+            # all processes have ended
+            _clean(training)
+    raise AssertionError("an attempt ends or raises")
+
+
+def _clean(training: Training) -> None:
+    """Delete a checkpoint that was not finished."""
+    if training.checkpoints is not None and os.environ.get("RANK", "0") == "0":
+        remove_unfinished(training.checkpoints.folder)
 
 
 def prepare(
@@ -148,11 +183,10 @@ def prepare(
     return program, modules
 
 
-def _prepare_checkpoints(checkpoints: Checkpoints, model: Model, training: Training, *, first: bool) -> None:
+def _prepare_checkpoints(checkpoints: Checkpoints, model: Model, training: Training) -> None:
     """Refuse a folder that cannot be written, and a checkpoint of another model, before any process starts."""
     prepare_folder(checkpoints.folder)
-    if first:
-        remove_unfinished(checkpoints.folder)
+    _clean(training)
     found = last_whole(checkpoints.folder)
     if found is not None:
         path, record = found
@@ -188,6 +222,7 @@ def load_model(source: str) -> Model:
 
 
 def _train(program: Program, model: Model, training: Training, device: torch.device | None) -> RankReport:
+    ACTIVITY.begins("building the model")
     executor = Executor(
         program,
         model,
@@ -201,21 +236,30 @@ def _train(program: Program, model: Model, training: Training, device: torch.dev
     identity = checkpoint.Identity(training.seed, program.plan_digest)
     start = checkpoint.Position()
     if checkpoints is not None:
+        ACTIVITY.begins("reading a checkpoint")
         start = checkpoint.resume(executor, checkpoints, identity)
-    skipped = whole_batches(start, program)
     numbers = range(start.step, training.steps)
-    for number, batch in zip(numbers, batches(program, model, training, skipped), strict=False):
+    stream = batches(program, model, training, whole_batches(start, program))
+    was_finite = True
+    for number in numbers:
+        ACTIVITY.begins("reading data", step=number + 1)
+        batch = next(stream, None)
+        if batch is None:
+            found = number - start.step
+            raise InputError(f"data: {found} batches for {len(numbers)} steps; give data that can be read again")
         step = executor.step(batch)
         if training.on_step is not None and executor.rank == 0:
             training.on_step(number, step)
+        is_finite = math.isfinite(step.loss)
+        if was_finite and not is_finite and executor.rank == 0:
+            _logger.warning("step %d: the loss is %s; nothing is saved until it is finite again", number + 1, step.loss)
+        was_finite = is_finite
         done = number + 1
-        if checkpoints is not None and (done % checkpoints.every == 0 or done == training.steps):
+        if checkpoints is not None and is_finite and (done % checkpoints.every == 0 or done == training.steps):
+            ACTIVITY.begins("saving a checkpoint")
             samples = start.samples + (done - start.step) * program.global_batch
             checkpoint.save(executor, checkpoints, checkpoint.Position(done, samples), identity)
-    if len(executor.steps) < len(numbers):
-        raise InputError(
-            f"data: {len(executor.steps)} batches for {len(numbers)} steps; give data that can be read again"
-        )
+    ACTIVITY.begins("ending")
     return executor.report()
 
 

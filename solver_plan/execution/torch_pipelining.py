@@ -24,6 +24,7 @@ from torch.distributed.pipelining.stage import _RecvInfo
 
 from solver_plan.errors import NotExecutableError, RunFailedError
 from solver_plan.execution.actions import Action, ActionKind
+from solver_plan.execution.activity import ACTIVITY
 from solver_plan.execution.clock import StepClock
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def settled(value: torch.Tensor) -> torch.Tensor:
 def failing_as(action: Action) -> Iterator[None]:
     """Let what a user's module raises name the action: PyTorch's message shows the arguments and hides the cause."""
     try:
-        yield
+        with ACTIVITY.doing(str(action)):
+            yield
     except Exception as error:
         cause = error
         while isinstance(cause.__cause__, Exception):
@@ -275,8 +277,10 @@ class TeamStage(PipelineStage):
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
         """Sum the gradients over the replicas."""
         began = self.clock.mark()
-        self.options.reduce()
-        self.clock.record(Action(self.stage_index, ActionKind.REDUCE), began)
+        action = Action(self.stage_index, ActionKind.REDUCE)
+        with ACTIVITY.doing(str(action)):
+            self.options.reduce()
+        self.clock.record(action, began)
 
 
 class TeamRuntime(_PipelineScheduleRuntime):
