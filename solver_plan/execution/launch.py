@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from solver_plan.errors import NotExecutableError, RunFailedError, SolverPlanError
-from solver_plan.execution.activity import ACTIVITY
-from solver_plan.execution.watchdog import Watchdog, read_beat, read_verdict
+from solver_plan.execution.activity import ACTIVITY, Board
+from solver_plan.execution.watchdog import Watchdog, read_verdict
 
 Result = TypeVar("Result")
 
@@ -120,7 +120,9 @@ def joined(backend: str, timeout_s: float, *, when_told_to_end: Callable[[], Non
             raise SystemExit(code) from None
         if isinstance(error, SolverPlanError) and not isinstance(error, RunFailedError):
             raise
-        raise verdict.raised() from (error if verdict.rank == rank else None)
+        if verdict.rank == rank:
+            raise RunFailedError(verdict.message) from error
+        raise verdict.raised() from None
     except SystemExit:
         when_told_to_end()
         raise
@@ -154,7 +156,7 @@ def run_local(
     context = multiprocessing.get_context("fork")
     connections: list[Connection] = []
     workers: list[ForkProcess] = []
-    ledger = _Ledger()
+    ledger = _Ledger(processes)
     sys.stdout.flush()
     sys.stderr.flush()
     with socket.socket() as listening, _ending_on_sigterm():
@@ -164,7 +166,7 @@ def run_local(
             for rank in range(processes):
                 ours, theirs = context.Pipe(duplex=False)
                 worker = context.Process(
-                    target=_work, args=(rank, processes, listening, function, theirs, group_timeout_s)
+                    target=_work, args=(rank, processes, listening, ledger.board, function, theirs, group_timeout_s)
                 )
                 worker.start()
                 theirs.close()
@@ -195,13 +197,14 @@ def _end(worker: ForkProcess) -> None:
 
 
 class _Ledger:
-    """The store of the processes, kept in the one that started them: it outlives each of them.
+    """The store and the board of the processes, kept in the one that started them: they outlive each of them.
 
-    Its server is a thread. It is opened behind the forks and closed before there can be others: in a child the thread
-    does not exist, and the child would crash when it drops the store.
+    The store's server is a thread. It is opened behind the forks and closed before there can be others: in a child the
+    thread does not exist, and the child would crash when it drops the store.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int) -> None:
+        self.board = Board(processes)
         self._server: Store | None = None
 
     def open(self, listening: socket.socket) -> None:
@@ -221,11 +224,9 @@ class _Ledger:
         verdict = read_verdict(self._server)
         if verdict is not None:
             return verdict.raised()
-        beat = read_beat(self._server, rank)
-        seen = "starting" if beat is None else beat.activity
         return RunFailedError(
-            f"rank {rank} was killed or crashed{how}, last seen at {seen}; all were ended: look at memory, and run "
-            "again"
+            f"rank {rank} was killed or crashed{how} at {self.board.read(rank) or 'its start'}; all were ended: "
+            "look at memory, and run again"
         )
 
 
@@ -261,6 +262,7 @@ def _work(
     rank: int,
     processes: int,
     listening: socket.socket,
+    board: Board,
     function: Callable[[int], object],
     answer: Connection,
     timeout_s: float,
@@ -274,6 +276,7 @@ def _work(
     port = listening.getsockname()[1]
     listening.close()
     ACTIVITY.restart()
+    ACTIVITY.board, ACTIVITY.rank = board, rank
     watchdog = Watchdog(_store(port), rank, processes, timeout_s, lambda: os._exit(1))
     code = 1
     try:

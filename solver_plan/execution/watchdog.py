@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 import torch
@@ -52,6 +52,8 @@ class Verdict:
     traceback: str = ""
     error: SolverPlanError | None = None
     """What the rank raised, if it was one of ours."""
+    judge: int = 0
+    """The rank that says so."""
 
     def raised(self) -> SolverPlanError:
         """Return the error to raise for it."""
@@ -196,17 +198,16 @@ class Watchdog:
             return self._verdict
 
     def _judge(self, error: BaseException | None) -> Verdict | None:
-        found = read_verdict(self.store)
-        if found is None and error is not None and not is_of_peers(error):
-            found = own_failure(self.rank, error)
-        if found is None:
-            found = self._search(error)
+        known = read_verdict(self.store)
+        if known is not None:
+            return known
+        is_own = error is not None and not is_of_peers(error)
+        found = own_failure(self.rank, error) if is_own and error is not None else self._search(error)
         if found is None:
             return None
-        mine = _dumped(found)
-        said = self.store.compare_set(_VERDICT, "", mine)
-        self.is_speaker = said == mine.encode()
-        return _loaded(said)
+        said = _loaded(self.store.compare_set(_VERDICT, "", _dumped(replace(found, judge=self.rank))))
+        self.is_speaker = said.judge == self.rank
+        return said
 
     def _search(self, error: BaseException | None) -> Verdict | None:
         """Look for the rank that others wait for, or that is gone."""
@@ -330,7 +331,7 @@ def _dumped(verdict: Verdict) -> str:
         data = pickle.dumps(verdict)
     except Exception:
         # an error of the user's may hold what does not pickle
-        data = pickle.dumps(Verdict(verdict.rank, verdict.message, verdict.traceback))
+        data = pickle.dumps(replace(verdict, error=None))
     return base64.b64encode(data).decode()
 
 

@@ -1,9 +1,14 @@
 """Faults: a rank that dies, stalls or fails ends the run on all, is named, and a restart trains as if undisturbed."""
 
+import contextlib
 import dataclasses
+import logging
 import math
+import multiprocessing
 import os
+import re
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,14 +17,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from solver_plan.cli import main
+from solver_plan.documents import write_document
 from solver_plan.errors import InputError, RunFailedError
-from solver_plan.execution.checkpoint_folder import Checkpoints
+from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole
+from solver_plan.execution.comparison import Step
+from solver_plan.execution.launch import LOOPBACK
 from solver_plan.execution.model import Batch, Layer, Model
-from solver_plan.execution.run import Training, run
+from solver_plan.execution.run import RunReport, Training, run
+from solver_plan.profiles.loading import load_description
 from tests.execution.cases import plan, problem, stage
 from tests.execution.small_models import names
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 3.0
 
 
@@ -65,15 +78,12 @@ TEAM = plan(THREE, [stage((0, 2), [0, 1]), stage((2, 4), [2, 3])], 4)
 
 def train(
     modules: Model, steps: int = 4, folder: Path | None = None, *, restarts: int = 0, **changed: object
-) -> list[float]:
-    """Train on two ranks and return the loss of each step, whichever attempt came to it."""
-    found: dict[int, float] = {}
+) -> RunReport:
+    """Train on two ranks, saving every step."""
     checkpoints = None if folder is None else Checkpoints(folder, every=1)
     training = Training(steps=steps, timeout_s=TIMEOUT_S, checkpoints=checkpoints)
     training = dataclasses.replace(training, **changed)  # type: ignore[arg-type]
-    report = run(TWO, TWO_STAGES, training, model=modules, local=2, restarts=restarts)
-    found.update(enumerate(report.losses, report.first_step))
-    return [found[step] for step in sorted(found)]
+    return run(TWO, TWO_STAGES, training, model=modules, local=2, restarts=restarts)
 
 
 def killed() -> None:
@@ -95,8 +105,8 @@ def failed() -> None:
 @pytest.mark.parametrize(
     ("trouble", "layer", "backward", "message", "longest_s"),
     [
-        (killed, 2, False, r"rank 1 was killed or crashed \(SIGKILL\), last seen at ", 0.0),
-        (killed, 0, True, r"rank 0 was killed or crashed \(SIGKILL\), last seen at ", 0.0),
+        (killed, 2, False, r"rank 1 was killed or crashed \(SIGKILL\) at step 2, 1F1; all were ended", 0.0),
+        (killed, 0, True, r"rank 0 was killed or crashed \(SIGKILL\) at step 2, 0B1; all were ended", 0.0),
         (stalled, 2, False, r"rank 1 stalled: for [34] s at step 2, 1F1, timeout 3 s", TIMEOUT_S),
         (stalled, 0, True, r"rank 0 stalled: for [34] s at step 2, 0B1, timeout 3 s", TIMEOUT_S),
         (stopped, 2, False, r"rank 1 does not answer: it died, is stopped or .* last seen at ", TIMEOUT_S),
@@ -111,3 +121,263 @@ def test_a_rank_that_ends_or_stalls_ends_all_and_is_named(
         train(model(trouble, 4, layer=layer, backward=backward))
     assert time.monotonic() - began < longest_s + 5
     assert "\n" not in str(caught.value)
+
+
+class Losses:
+    """The loss of each step, written by the rank that is told; what is trained twice must come out the same."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.file.touch()
+
+    def tell(self, number: int, step: Step) -> None:
+        with self.file.open("a") as stream:
+            print(number, step.loss.hex(), file=stream, flush=True)
+
+    def read(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for line in self.file.read_text().splitlines():
+            number, loss = line.split()
+            assert found.setdefault(int(number), loss) == loss, number
+        return found
+
+
+def once(trouble: Callable[[], None], flag: Path) -> Callable[[], None]:
+    """Trouble at the first attempt."""
+
+    def at_first() -> None:
+        if not flag.exists():
+            flag.touch()
+            trouble()
+
+    return at_first
+
+
+@pytest.mark.parametrize("trouble", [killed, stalled, failed])
+def test_a_restart_trains_as_if_undisturbed(
+    tmp_path: Path, trouble: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    undisturbed, disturbed = Losses(tmp_path / "undisturbed"), Losses(tmp_path / "disturbed")
+    train(model(), on_step=undisturbed.tell)
+    troubled = model(once(trouble, tmp_path / "flag"), 6)
+    report = train(troubled, folder=tmp_path / "saved", restarts=1, on_step=disturbed.tell)
+    assert report.first_step == 2
+    assert disturbed.read() == undisturbed.read()
+    assert len(report.losses) == 2
+    assert "; restart 1 of 1" in caplog.text
+
+
+def test_restarts_are_counted_and_those_of_torchrun_are_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RunFailedError, match="rank 1 failed: 1F1: ArithmeticError"):
+        train(model(failed, 2), folder=tmp_path, restarts=2)
+    assert "restart 2 of 2" in caplog.text
+    with pytest.raises(InputError, match="give it its own --max-restarts"):
+        run(TWO, TWO_STAGES, Training(steps=1), model=model(), restarts=1)
+
+
+def test_a_loss_that_is_not_finite_is_told_and_not_saved(tmp_path: Path) -> None:
+    rows = torch.randn(4, 8, 8, generator=torch.Generator().manual_seed(0))
+    rows[2, 5] = math.inf
+    # the rank that tells it is another process
+    handler = logging.FileHandler(tmp_path / "log")
+    logger = logging.getLogger("solver_plan.execution.run")
+    logger.addHandler(handler)
+    try:
+        report = train(model(), folder=tmp_path / "saved", data=[(row, row) for row in rows], optimizer=None)
+    finally:
+        logger.removeHandler(handler)
+    assert math.isnan(report.losses[2])
+    told = (tmp_path / "log").read_text()
+    assert told == "step 3: the loss is nan; nothing is saved until it is finite again\n"
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["step-00000002", "step-00000004"]
+
+
+MODEL_FILE = """
+import dataclasses, os, pathlib, signal, time
+from models.gpt import tiny
+from torch import nn
+
+HERE = pathlib.Path(__file__).parent
+
+
+class Troubled(nn.Module):
+    def __init__(self, inner, trouble):
+        super().__init__()
+        self.inner, self.trouble, self.forwards = inner, trouble, 0
+
+    def forward(self, *values):
+        if not values[0].is_meta:
+            self.forwards += 1
+            flag = HERE / "flag"
+            if self.trouble == "slow":
+                time.sleep(0.05)
+            elif self.forwards == 5 and not flag.exists():
+                flag.touch()
+                if self.trouble == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ArithmeticError("this layer is broken")
+        return self.inner(*values)
+
+
+def describe(trouble):
+    described = tiny()
+
+    def modules():
+        model = described.modules()
+        last = model.layers[-1]
+        troubled = dataclasses.replace(last, build=lambda: Troubled(last.build(), trouble))
+        return dataclasses.replace(model, layers=(*model.layers[:-1], troubled))
+
+    return dataclasses.replace(described, modules=modules)
+
+
+def killed():
+    return describe("killed")
+
+
+def failed():
+    return describe("failed")
+
+
+def slow():
+    return describe("slow")
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Callable[..., list[str]]:
+    """What to type behind `solver-plan`, for two stages of a GPT in whose last operator something happens."""
+    described = load_description(f"{ROOT}/models/gpt.py:tiny")
+    made_for = problem([operator.name for operator in described.operators], 2)
+    write_document(made_for, tmp_path / "problem.json")
+    write_document(plan(made_for, [stage((0, 12), [0]), stage((12, 29), [1])], 4), tmp_path / "plan.json")
+    (tmp_path / "mine.py").write_text(MODEL_FILE)
+
+    def words(trouble: str, steps: int, *more: str) -> list[str]:
+        files = ["run", str(tmp_path / "problem.json"), str(tmp_path / "plan.json"), "--steps", str(steps)]
+        saved = ["--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "1", "--timeout", "20"]
+        return [*files, "--model", f"{tmp_path}/mine.py:{trouble}", *saved, *more]
+
+    return words
+
+
+def torchrun(restarts: int, words: list[str]) -> str | None:
+    """Run a command as torchrun does, in two processes forked here; return what torchrun says of a failure."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        run_id="tests",
+        max_restarts=restarts,
+        rdzv_backend="c10d",
+        rdzv_endpoint=f"{LOOPBACK}:0",
+        monitor_interval=0.1,
+        start_method="fork",
+    )
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        elastic_launch(config, ends_with_code)(words)
+    except ChildFailedError as failure:
+        return str(failure)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return None
+
+
+def ends_with_code(words: list[str]) -> None:
+    torch.set_num_threads(1)
+    # those of pytest write elsewhere
+    logging.getLogger().handlers.clear()
+    sys.exit(main(words))
+
+
+def told_losses(text: str) -> list[str]:
+    return re.findall(r"^step (\d+: loss \S+),", text, re.MULTILINE)
+
+
+def test_torchrun_restarts_from_the_last_checkpoint(
+    tmp_path: Path, command: Callable[..., list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flag").touch()
+    assert main(command("killed", 4, "--local", "2", "--checkpoint", str(tmp_path / "undisturbed"))) == 0
+    expected = told_losses(capfd.readouterr().err)
+    assert len(expected) == 4
+    (tmp_path / "flag").unlink()
+    assert torchrun(1, command("killed", 4)) is None
+    assert (tmp_path / "flag").exists()
+    assert told_losses(capfd.readouterr().err) == expected
+
+
+def test_what_one_rank_raises_is_told_once_under_torchrun(
+    command: Callable[..., list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert torchrun(0, command("failed", 4, "--verbose")) is not None
+    told = capfd.readouterr().err
+    assert told.count("solver-plan: rank 1 failed: 1F0: ArithmeticError: this layer is broken") == 1
+    assert told.count('raise ArithmeticError("this layer is broken")') == 1
+
+
+def test_what_all_ranks_refuse_is_told_once_under_torchrun(
+    tmp_path: Path, command: Callable[..., list[str]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "saved").touch()
+    assert torchrun(0, command("failed", 4)) is not None
+    told = capfd.readouterr().err
+    assert told.count("solver-plan: ") == 1
+    assert "checkpoints need a folder, found a file; name a folder" in told
+
+
+def processes_under(folder: Path) -> list[str]:
+    """Processes that work in a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (entry / "cwd").readlink() == folder:
+                found.append(entry.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "by_torchrun", "code"),
+    [(signal.SIGTERM, False, 143), (signal.SIGINT, False, 1), (signal.SIGTERM, True, 1), (signal.SIGINT, True, 1)],
+)
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
+def test_a_signal_leaves_no_process_and_no_half_of_a_checkpoint(
+    tmp_path: Path,
+    command: Callable[..., list[str]],
+    capfd: pytest.CaptureFixture[str],
+    number: int,
+    by_torchrun: bool,
+    code: int,
+) -> None:
+    def train_on() -> None:
+        os.chdir(tmp_path)
+        if by_torchrun:
+            torchrun(0, command("slow", 1000))
+        sys.exit(main(command("slow", 1000, "--local", "2")))
+
+    started = multiprocessing.get_context("fork").Process(target=train_on)
+    started.start()
+    assert started.pid is not None
+    try:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("saved/step-*")):
+            assert started.is_alive()
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.kill(started.pid, number)
+        started.join(30)
+        assert started.exitcode == code
+    finally:
+        started.kill()
+        started.join()
+    assert processes_under(tmp_path) == []
+    saved = tmp_path / "saved"
+    assert [path.name for path in saved.iterdir() if not path.name.startswith("step-")] == []
+    assert last_whole(saved) is not None
+    told = capfd.readouterr().err
+    assert "solver_plan/" not in told, "a traceback of ours"
+    assert told.count("solver-plan: interrupted") == (number == signal.SIGINT and not by_torchrun)
