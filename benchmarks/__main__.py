@@ -1,4 +1,7 @@
-"""`python -m benchmarks GROUP`: run the cases of a group and write a table, Markdown, JSON and CSV."""
+"""`python -m benchmarks GROUP`: run the cases of a group and write a table, Markdown, JSON and CSV.
+
+Or a measurement, with options of its own: execution, faults, reality.
+"""
 
 import argparse
 import sys
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.case import PROJECT, Case
 from benchmarks.outcome import Outcome
-from benchmarks.registry import GROUPS, cases_of, chosen
+from benchmarks.registry import GROUPS, MEASUREMENTS, cases_of, chosen, measure
 from benchmarks.results import csv_text, json_text, markdown, terminal_table
 from benchmarks.runner import run
 from solver_plan.documents import write_text
@@ -18,6 +21,9 @@ from solver_plan.solving import Budget
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run benchmarks; 0 unless a case failed."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in MEASUREMENTS:
+        return measure(given[0], given[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("group", choices=GROUPS)
     parser.add_argument("--smoke", action="store_true", help="only the tiny cases")
@@ -30,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--deterministic", action="store_true", help="limits count solver time; the same plans every time"
     )
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     try:
         if options.list:
             for case in cases_of(options.group):

@@ -1,4 +1,7 @@
-"""The groups of cases; a group is a module of this package with `CASES`, and is imported when it is asked for."""
+"""What can be run: groups of cases, and measurements.
+
+A group is a module of this package with `CASES`, a measurement one with `main`; each is imported when it is asked for.
+"""
 
 import importlib
 from collections.abc import Sequence
@@ -7,6 +10,13 @@ from benchmarks.case import Case
 from solver_plan.errors import InputError
 
 GROUPS = ("parallelism", "offload", "wavefront")
+MEASUREMENTS = ("execution", "faults", "reality")
+
+
+def measure(name: str, arguments: Sequence[str]) -> int:
+    """Run a measurement with its own arguments and return its exit code."""
+    code: int = importlib.import_module(f"benchmarks.{name}").main(arguments)
+    return code
 
 
 def cases_of(group: str) -> tuple[Case, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.registry import GROUPS
+from benchmarks.registry import GROUPS, MEASUREMENTS
 from solver_plan.cli import build_parser, main
 from tests.conftest import PROJECT
 
@@ -30,7 +30,7 @@ def test_a_command_of_the_readme_exists(command: str) -> None:
     elif words[0] == "make":
         assert re.search(rf"^{words[1]}:", (PROJECT / "Makefile").read_text(), re.MULTILINE)
     else:
-        assert words[3] in GROUPS
+        assert words[3] in (*GROUPS, *MEASUREMENTS)
 
 
 def test_every_option_of_the_readme_exists() -> None:
