@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import math
 import multiprocessing
 import os
+import random
 import re
 import signal
 import sys
@@ -22,7 +24,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from solver_plan.cli import main
 from solver_plan.documents import write_document
-from solver_plan.errors import InputError, RunFailedError
+from solver_plan.errors import InputError, OutputError, RunFailedError
+from solver_plan.execution import checkpoint
+from solver_plan.execution.activity import Activity
 from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole
 from solver_plan.execution.comparison import Step
 from solver_plan.execution.launch import LOOPBACK
@@ -72,8 +76,8 @@ def model(trouble: Callable[[], None] | None = None, at: int = 0, *, layer: int 
 TWO = problem(names(model()), 2)
 TWO_STAGES = plan(TWO, [stage((0, 2), [0]), stage((2, 4), [1])], 4)
 """Two micro-batches a step: forwards 1 and 2 are those of step 1."""
-THREE = problem(names(model()), 4)
-TEAM = plan(THREE, [stage((0, 2), [0, 1]), stage((2, 4), [2, 3])], 4)
+FOUR = problem(names(model()), 4)
+TEAMS = plan(FOUR, [stage((0, 2), [0, 1], sharding=3), stage((2, 4), [2, 3], sharding=3)], 4)
 
 
 def train(
@@ -123,6 +127,16 @@ def test_a_rank_that_ends_or_stalls_ends_all_and_is_named(
     assert "\n" not in str(caught.value)
 
 
+def test_a_stalled_replica_is_told_from_those_that_wait_for_it_in_a_collective() -> None:
+    def stalled_on_three() -> None:
+        if torch.distributed.get_rank() == 3:
+            stalled()
+
+    training = Training(steps=4, timeout_s=TIMEOUT_S)
+    with pytest.raises(RunFailedError, match=r"rank 3 stalled: for [34] s at step 2, 1F0, timeout 3 s"):
+        run(FOUR, TEAMS, training, model=model(stalled_on_three, 3), local=4)
+
+
 class Losses:
     """The loss of each step, written by the rank that is told; what is trained twice must come out the same."""
 
@@ -155,16 +169,109 @@ def once(trouble: Callable[[], None], flag: Path) -> Callable[[], None]:
 
 @pytest.mark.parametrize("trouble", [killed, stalled, failed])
 def test_a_restart_trains_as_if_undisturbed(
-    tmp_path: Path, trouble: Callable[[], None], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, trouble: Callable[[], None], undisturbed: dict[int, str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    undisturbed, disturbed = Losses(tmp_path / "undisturbed"), Losses(tmp_path / "disturbed")
-    train(model(), on_step=undisturbed.tell)
+    disturbed = Losses(tmp_path / "disturbed")
     troubled = model(once(trouble, tmp_path / "flag"), 6)
     report = train(troubled, folder=tmp_path / "saved", restarts=1, on_step=disturbed.tell)
     assert report.first_step == 2
-    assert disturbed.read() == undisturbed.read()
+    assert disturbed.read() == undisturbed
     assert len(report.losses) == 2
     assert "; restart 1 of 1" in caplog.text
+
+
+def on_rank(rank: int, trouble: Callable[[], None], flag: Path, at: int = 1) -> Callable[..., None]:
+    """Trouble at the so manyth call on a rank, once."""
+    calls = 0
+    strike = once(trouble, flag)
+
+    def count(*arguments: object, **named: object) -> None:
+        nonlocal calls
+        if torch.distributed.is_initialized() and torch.distributed.get_rank() == rank:
+            calls += 1
+            if calls == at:
+                strike()
+
+    return count
+
+
+def before(patch: pytest.MonkeyPatch, owner: object, name: str, first: Callable[..., None]) -> None:
+    """Let something happen before each call of a function; in the processes forked from here too."""
+    original = getattr(owner, name)
+
+    def both(*arguments: object, **named: object) -> object:
+        first()
+        return original(*arguments, **named)
+
+    patch.setattr(owner, name, both)
+
+
+CHANCE = random.Random(11)
+MOMENTS = [(CHANCE.randrange(2), CHANCE.randrange(1, 48)) for _ in range(4)]
+"""(rank, how many activities it has begun): of some 50 in four steps."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    losses = Losses(tmp_path_factory.mktemp("undisturbed") / "losses")
+    train(model(), folder=losses.file.parent / "saved", on_step=losses.tell)
+    return losses.read()
+
+
+@pytest.mark.parametrize(("rank", "moment"), MOMENTS)
+def test_a_rank_killed_at_any_moment_costs_no_more_than_the_steps_since_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[int, str], rank: int, moment: int
+) -> None:
+    before(monkeypatch, Activity, "begins", on_rank(rank, killed, tmp_path / "flag", moment))
+    losses = Losses(tmp_path / "losses")
+    train(model(), folder=tmp_path / "saved", restarts=1, on_step=losses.tell)
+    assert (tmp_path / "flag").exists()
+    assert losses.read() == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "rank", "at"),
+    [
+        (os, "fsync", 1, 1),  # its own file, in the first checkpoint
+        (os, "fsync", 0, 2),  # the metadata, or the record
+        (Path, "rename", 0, 2),  # the second checkpoint is complete and has no name yet
+        (checkpoint, "prune", 0, 3),  # the third has its name, the first is not deleted
+    ],
+)
+def test_a_checkpoint_is_whole_or_absent_wherever_a_rank_is_killed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: dict[int, str],
+    owner: object,
+    name: str,
+    rank: int,
+    at: int,
+) -> None:
+    saved, losses = tmp_path / "saved", Losses(tmp_path / "losses")
+    with monkeypatch.context() as patch:
+        before(patch, owner, name, on_rank(rank, killed, tmp_path / "flag", at))
+        with pytest.raises(
+            RunFailedError, match=rf"rank {rank} was killed or crashed \(SIGKILL\) at step ., saving a che"
+        ):
+            train(model(), folder=saved, on_step=losses.tell)
+    assert [path.name for path in saved.iterdir() if not path.name.startswith("step-")] == []
+    last = last_whole(saved)
+    begun = 0 if last is None else last[1].step
+    assert train(model(), folder=saved, on_step=losses.tell).first_step == begun
+    assert losses.read() == undisturbed
+
+
+def test_a_disk_that_is_full_is_told_once_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before(monkeypatch, os, "fsync", on_rank(1, full, tmp_path / "flag"))
+    with pytest.raises(
+        OutputError, match=r"cannot write the checkpoint \(rank 1: OSError: .*No space left on device\)"
+    ) as caught:
+        train(model(), folder=tmp_path / "saved")
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "saved").iterdir()) == []
 
 
 def test_restarts_are_counted_and_those_of_torchrun_are_its_own(
