@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from solver_plan.api import check, plan, show, show_html, simulate
     from solver_plan.documents import digest_of, write_document
+    from solver_plan.execution.checkpoint_folder import Checkpoints
     from solver_plan.execution.compile import compile_plan
     from solver_plan.execution.program import read_program
     from solver_plan.execution.run import Training, run
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from solver_plan.solving.progress import terminal_progress
 
 _ROOMS = {
+    "Checkpoints": "solver_plan.execution.checkpoint_folder",
     "Training": "solver_plan.execution.run",
     "check": "solver_plan.api",
     "compile_plan": "solver_plan.execution.compile",
@@ -42,6 +44,7 @@ _ROOMS = {
 }
 
 __all__ = [
+    "Checkpoints",
     "Training",
     "check",
     "compile_plan",

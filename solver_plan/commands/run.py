@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     parser.add_argument(
-        "--timeout", type=positive, default=600, metavar="S", help="seconds until a collective gives up"
+        "--timeout", type=positive, default=600, metavar="S", help="seconds until a rank is taken for stalled"
     )
 
 
@@ -52,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.verbose:
         # a loss that is not finite, a restart, a damaged checkpoint
         logging.getLogger("solver_plan.execution").setLevel(logging.WARNING)
-    with told_once():
+    with told_once() if arguments.local is None else nullcontext():
         if arguments.trace == STANDARD_OUTPUT:
             raise InputError("--trace: found '-'; name a file, standard output has the comparison")
         if arguments.trace is not None:

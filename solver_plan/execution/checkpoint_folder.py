@@ -39,6 +39,7 @@ class Checkpoints:
     """Older ones are deleted."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
         for name, value in (("every", self.every), ("keep", self.keep)):
             if value < 1:
                 raise InputError(f"checkpoints: found {name} {value}; at least 1")

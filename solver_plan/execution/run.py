@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -69,7 +68,7 @@ class Training:
     seed: int = 0
     dtype: torch.dtype = torch.float32
     timeout_s: float = 600.0
-    """After which a collective gives up."""
+    """After which a collective gives up, and a rank that does nothing new is taken for stalled."""
     on_step: Callable[[int, Step], None] | None = None
     """Told each step on rank 0, with its number from 0."""
     checkpoints: Checkpoints | None = None
@@ -120,14 +119,19 @@ def run(
     with told_once() if local is None else nullcontext():
         program, modules = prepare(problem, plan, model=model, local=local)
         if training.checkpoints is not None:
-            _prepare_checkpoints(training.checkpoints, modules, training)
+            _require_usable(training.checkpoints, modules, training)
     if local is not None:
         reports = _run_here(program, modules, training, local, restarts)
     else:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        clean = partial(_clean, training)
+
+        def clean() -> None:
+            if os.environ["RANK"] == "0":
+                _clean(training)
+
+        clean()
         with joined("nccl" if cuda else "gloo", training.timeout_s, when_told_to_end=clean):
             reports = _gathered(_train(program, modules, training, None))
     losses = tuple(step.loss for step in reports[0].steps)
@@ -138,6 +142,7 @@ def run(
 
 
 def _run_here(program: Program, model: Model, training: Training, processes: int, restarts: int) -> list[RankReport]:
+    _clean(training)
     for attempt in itertools.count(1):
         try:
             return run_local(
@@ -157,8 +162,8 @@ def _run_here(program: Program, model: Model, training: Training, processes: int
 
 
 def _clean(training: Training) -> None:
-    """Delete a checkpoint that was not finished."""
-    if training.checkpoints is not None and os.environ.get("RANK", "0") == "0":
+    """Delete what was left of a checkpoint that was not finished; nobody may be writing one."""
+    if training.checkpoints is not None:
         remove_unfinished(training.checkpoints.folder)
 
 
@@ -183,10 +188,9 @@ def prepare(
     return program, modules
 
 
-def _prepare_checkpoints(checkpoints: Checkpoints, model: Model, training: Training) -> None:
+def _require_usable(checkpoints: Checkpoints, model: Model, training: Training) -> None:
     """Refuse a folder that cannot be written, and a checkpoint of another model, before any process starts."""
     prepare_folder(checkpoints.folder)
-    _clean(training)
     found = last_whole(checkpoints.folder)
     if found is not None:
         path, record = found

@@ -134,7 +134,7 @@ class Watchdog:
         self.beat_s = max(BEAT_S, world_size / 256)
         self.is_speaker = False
         """Whether the verdict was given here: then it is told here."""
-        self._main = threading.main_thread().ident
+        self._main = threading.get_ident()
         self._beats = 0
         self._judging = threading.Lock()
         self._verdict: Verdict | None = None
@@ -160,12 +160,18 @@ class Watchdog:
 
     @contextmanager
     def ending_on_signals(self) -> Iterator[None]:
-        """Let SIGTERM and SIGINT end the process, even where the main thread hangs in a collective."""
+        """Let SIGTERM and SIGINT end the process, even where the main thread hangs in a collective.
+
+        Where something else than the main thread trains, signals are left to the main thread.
+        """
 
         def leave(number: int, frame: FrameType | None) -> None:
             del frame
             raise SystemExit(128 + number)
 
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         os.set_blocking(self._wakeup, False)
         descriptor = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -296,8 +302,7 @@ class Watchdog:
 
     def _state(self) -> str:
         frames = sys._current_frames()  # noqa: SLF001 (documented, for this purpose)
-        frame = frames.get(self._main) if self._main is not None else None
-        return state_of(frame)
+        return state_of(frames.get(self._main))
 
 
 _TORCH = os.path.dirname(torch.__file__)

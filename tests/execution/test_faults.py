@@ -37,7 +37,8 @@ from tests.execution.cases import plan, problem, stage
 from tests.execution.small_models import names
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 3.0
+STALL_TIMEOUT_S = 4.0
+"""Where a rank stalls; no other step takes so long, however busy the machine is."""
 
 
 class Troubled(nn.Module):
@@ -85,7 +86,7 @@ def train(
 ) -> RunReport:
     """Train on two ranks, saving every step."""
     checkpoints = None if folder is None else Checkpoints(folder, every=1)
-    training = Training(steps=steps, timeout_s=TIMEOUT_S, checkpoints=checkpoints)
+    training = Training(steps=steps, timeout_s=60, checkpoints=checkpoints)
     training = dataclasses.replace(training, **changed)  # type: ignore[arg-type]
     return run(TWO, TWO_STAGES, training, model=modules, local=2, restarts=restarts)
 
@@ -107,23 +108,24 @@ def failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "layer", "backward", "message", "longest_s"),
+    ("trouble", "layer", "backward", "message", "timeout_s"),
     [
-        (killed, 2, False, r"rank 1 was killed or crashed \(SIGKILL\) at step 2, 1F1; all were ended", 0.0),
-        (killed, 0, True, r"rank 0 was killed or crashed \(SIGKILL\) at step 2, 0B1; all were ended", 0.0),
-        (stalled, 2, False, r"rank 1 stalled: for [34] s at step 2, 1F1, timeout 3 s", TIMEOUT_S),
-        (stalled, 0, True, r"rank 0 stalled: for [34] s at step 2, 0B1, timeout 3 s", TIMEOUT_S),
-        (stopped, 2, False, r"rank 1 does not answer: it died, is stopped or .* last seen at ", TIMEOUT_S),
-        (failed, 2, True, r"rank 1 failed: 1B1: ArithmeticError: this layer is broken; all were ended", 0.0),
+        (killed, 2, False, r"rank 1 was killed or crashed \(SIGKILL\) at step 2, 1F1; all were ended", 300.0),
+        (killed, 0, True, r"rank 0 was killed or crashed \(SIGKILL\) at step 2, 0B1; all were ended", 300.0),
+        (failed, 2, True, r"rank 1 failed: 1B1: ArithmeticError: this layer is broken; all were ended", 300.0),
+        (stalled, 2, False, r"rank 1 stalled: for \d+ s at step 2, 1F1, timeout 4 s", STALL_TIMEOUT_S),
+        (stalled, 0, True, r"rank 0 stalled: for \d+ s at step 2, 0B1, timeout 4 s", STALL_TIMEOUT_S),
+        (stopped, 2, False, r"rank 1 does not answer: it died, is stopped or .* last seen at ", STALL_TIMEOUT_S),
     ],
 )
 def test_a_rank_that_ends_or_stalls_ends_all_and_is_named(
-    trouble: Callable[[], None], layer: int, backward: bool, message: str, longest_s: float
+    trouble: Callable[[], None], layer: int, backward: bool, message: str, timeout_s: float
 ) -> None:
     began = time.monotonic()
     with pytest.raises(RunFailedError, match=message) as caught:
-        train(model(trouble, 4, layer=layer, backward=backward))
-    assert time.monotonic() - began < longest_s + 5
+        train(model(trouble, 4, layer=layer, backward=backward), timeout_s=timeout_s)
+    # long before the stall ends, or the timeout of those that need none
+    assert time.monotonic() - began < 60
     assert "\n" not in str(caught.value)
 
 
@@ -132,8 +134,8 @@ def test_a_stalled_replica_is_told_from_those_that_wait_for_it_in_a_collective()
         if torch.distributed.get_rank() == 3:
             stalled()
 
-    training = Training(steps=4, timeout_s=TIMEOUT_S)
-    with pytest.raises(RunFailedError, match=r"rank 3 stalled: for [34] s at step 2, 1F0, timeout 3 s"):
+    training = Training(steps=4, timeout_s=STALL_TIMEOUT_S)
+    with pytest.raises(RunFailedError, match=r"rank 3 stalled: for \d+ s at step 2, 1F0, timeout 4 s"):
         run(FOUR, TEAMS, training, model=model(stalled_on_three, 3), local=4)
 
 
@@ -173,7 +175,8 @@ def test_a_restart_trains_as_if_undisturbed(
 ) -> None:
     disturbed = Losses(tmp_path / "disturbed")
     troubled = model(once(trouble, tmp_path / "flag"), 6)
-    report = train(troubled, folder=tmp_path / "saved", restarts=1, on_step=disturbed.tell)
+    timeout_s = STALL_TIMEOUT_S if trouble is stalled else 60.0
+    report = train(troubled, folder=tmp_path / "saved", restarts=1, on_step=disturbed.tell, timeout_s=timeout_s)
     assert report.first_step == 2
     assert disturbed.read() == undisturbed
     assert len(report.losses) == 2
@@ -364,7 +367,7 @@ def command(tmp_path: Path) -> Callable[..., list[str]]:
 
     def words(trouble: str, steps: int, *more: str) -> list[str]:
         files = ["run", str(tmp_path / "problem.json"), str(tmp_path / "plan.json"), "--steps", str(steps)]
-        saved = ["--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "1", "--timeout", "20"]
+        saved = ["--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "1", "--timeout", "60"]
         return [*files, "--model", f"{tmp_path}/mine.py:{trouble}", *saved, *more]
 
     return words
