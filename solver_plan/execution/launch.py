@@ -5,6 +5,7 @@ ended by its own id. Each has a watchdog: see there for how a run ends when a ra
 """
 
 import datetime
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -31,6 +32,7 @@ from solver_plan.execution.watchdog import Watchdog, read_verdict
 Result = TypeVar("Result")
 
 LOOPBACK = "127.0.0.1"
+_RUNS = itertools.count()
 _LOOK_S = 0.5
 """How often the parent looks for processes whose pipe a process of theirs keeps open."""
 
@@ -49,13 +51,18 @@ def torchrun_world_size() -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-def attempt_store() -> Store:
+def attempt_store(timeout_s: float = 300.0) -> Store:
     """Return a new connection to the store of the processes that torchrun started.
 
     After a restart by torchrun the store is prefixed by the attempt: peers would read addresses of the dead one else.
     """
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
     return PrefixStore(f"attempt{attempt}", store)
 
 
@@ -74,7 +81,7 @@ def _is_first_to_refuse() -> bool:
     rank = os.environ["RANK"]
     if "MASTER_PORT" in os.environ:
         with suppress(RuntimeError):
-            return attempt_store().compare_set("refusal", "", rank) == rank.encode()
+            return attempt_store(10.0).compare_set("refusal", "", rank) == rank.encode()
     return rank == "0"
 
 
@@ -100,13 +107,15 @@ def joined(backend: str, timeout_s: float, *, when_told_to_end: Callable[[], Non
         sys.stderr.flush()
         os._exit(1)
 
-    watchdog = Watchdog(attempt_store(), rank, world_size, timeout_s, end)
+    # each run of a process has keys of its own
+    prefix = f"run{next(_RUNS)}"
+    watchdog = Watchdog(PrefixStore(prefix, attempt_store()), rank, world_size, timeout_s, end)
     watchdog.start()
     try:
         with watchdog.ending_on_signals():
             dist.init_process_group(
                 backend,
-                store=PrefixStore("group", attempt_store()),
+                store=PrefixStore(f"{prefix}/group", attempt_store()),
                 rank=rank,
                 world_size=world_size,
                 timeout=datetime.timedelta(seconds=timeout_s),

@@ -151,8 +151,10 @@ class Watchdog:
     def leave(self) -> None:
         """Say that this rank ends on purpose: nobody looks for it."""
         self._left.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(PATIENCE_S)
+        self._thread.join(PATIENCE_S)
+        if not self._thread.is_alive():
+            os.close(self._signals)
+            os.close(self._wakeup)
         try:
             self.store.set(f"left/{self.rank}", "1")
         except RuntimeError:

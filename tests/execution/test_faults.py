@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -137,6 +137,17 @@ def test_a_stalled_replica_is_told_from_those_that_wait_for_it_in_a_collective()
     training = Training(steps=4, timeout_s=STALL_TIMEOUT_S)
     with pytest.raises(RunFailedError, match=r"rank 3 stalled: for \d+ s at step 2, 1F0, timeout 4 s"):
         run(FOUR, TEAMS, training, model=model(stalled_on_three, 3), local=4)
+
+
+def test_a_rank_that_nobody_waits_for_stalls(tmp_path: Path) -> None:
+    def rows() -> Iterator[Batch]:
+        yield model().make_batch(8, torch.Generator().manual_seed(0))
+        stalled()
+
+    alone = problem(names(model()), 1)
+    training = Training(steps=4, timeout_s=1, data=rows())
+    with pytest.raises(RunFailedError, match=r"rank 0 stalled: for \d+ s at step 2, reading data, timeout 1 s"):
+        run(alone, plan(alone, [stage((0, 4), [0])], 4), training, model=model(), local=1)
 
 
 class Losses:
@@ -323,7 +334,7 @@ class Troubled(nn.Module):
             flag = HERE / "flag"
             if self.trouble == "slow":
                 time.sleep(0.05)
-            elif self.forwards == 5 and not flag.exists():
+            elif self.trouble != "nothing" and self.forwards == 5 and not flag.exists():
                 flag.touch()
                 if self.trouble == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -341,6 +352,10 @@ def describe(trouble):
         return dataclasses.replace(model, layers=(*model.layers[:-1], troubled))
 
     return dataclasses.replace(described, modules=modules)
+
+
+def healthy():
+    return describe("nothing")
 
 
 def killed():
@@ -373,8 +388,8 @@ def command(tmp_path: Path) -> Callable[..., list[str]]:
     return words
 
 
-def torchrun(restarts: int, words: list[str]) -> str | None:
-    """Run a command as torchrun does, in two processes forked here; return what torchrun says of a failure."""
+def torchrun(restarts: int, *commands: list[str]) -> str | None:
+    """Run commands in turn as torchrun does, in two processes forked here; return what it says of a failure."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -388,7 +403,7 @@ def torchrun(restarts: int, words: list[str]) -> str | None:
     )
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        elastic_launch(config, ends_with_code)(words)
+        elastic_launch(config, run_in_turn)(*commands)
     except ChildFailedError as failure:
         return str(failure)
     finally:
@@ -397,11 +412,14 @@ def torchrun(restarts: int, words: list[str]) -> str | None:
     return None
 
 
-def ends_with_code(words: list[str]) -> None:
+def run_in_turn(*commands: list[str]) -> None:
     torch.set_num_threads(1)
     # those of pytest write elsewhere
     logging.getLogger().handlers.clear()
-    sys.exit(main(words))
+    for words in commands:
+        code = main(words)
+        if code:
+            sys.exit(code)
 
 
 def told_losses(text: str) -> list[str]:
@@ -411,14 +429,12 @@ def told_losses(text: str) -> list[str]:
 def test_torchrun_restarts_from_the_last_checkpoint(
     tmp_path: Path, command: Callable[..., list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "flag").touch()
-    assert main(command("killed", 4, "--local", "2", "--checkpoint", str(tmp_path / "undisturbed"))) == 0
-    expected = told_losses(capfd.readouterr().err)
-    assert len(expected) == 4
-    (tmp_path / "flag").unlink()
-    assert torchrun(1, command("killed", 4)) is None
+    undisturbed = command("healthy", 4, "--checkpoint", str(tmp_path / "undisturbed"))
+    assert torchrun(1, undisturbed, command("killed", 4)) is None
     assert (tmp_path / "flag").exists()
-    assert told_losses(capfd.readouterr().err) == expected
+    told = told_losses(capfd.readouterr().err)
+    assert len(told) == 8
+    assert told[:4] == told[4:]
 
 
 def test_what_one_rank_raises_is_told_once_under_torchrun(
