@@ -113,30 +113,37 @@ def joined(backend: str, timeout_s: float, *, when_told_to_end: Callable[[], Non
     watchdog.start()
     try:
         with watchdog.ending_on_signals():
-            dist.init_process_group(
-                backend,
-                store=PrefixStore(f"{prefix}/group", attempt_store()),
-                rank=rank,
-                world_size=world_size,
-                timeout=datetime.timedelta(seconds=timeout_s),
-            )
-            yield
-            dist.destroy_process_group()
-    except Exception as error:
-        verdict = watchdog.verdict(error)
-        if verdict is None or not watchdog.is_speaker:
-            code = error.exit_code if isinstance(error, SolverPlanError) else 1
-            raise SystemExit(code) from None
-        if isinstance(error, SolverPlanError) and not isinstance(error, RunFailedError):
-            raise
-        if verdict.rank == rank:
-            raise RunFailedError(verdict.message) from error
-        raise verdict.raised() from None
+            try:
+                dist.init_process_group(
+                    backend,
+                    store=PrefixStore(f"{prefix}/group", attempt_store()),
+                    rank=rank,
+                    world_size=world_size,
+                    timeout=datetime.timedelta(seconds=timeout_s),
+                )
+                yield
+                dist.destroy_process_group()
+            except Exception as error:
+                told = _told_of(error, watchdog)
+                if told is error:
+                    raise
+                raise told from error
     except SystemExit:
         when_told_to_end()
         raise
     finally:
         watchdog.leave()
+
+
+def _told_of(error: Exception, watchdog: Watchdog) -> BaseException:
+    """Return what a rank raises for what ended it: the cause if it has to tell it, else the end."""
+    verdict = watchdog.verdict(error)
+    if verdict is None or not watchdog.is_speaker:
+        return SystemExit(error.exit_code if isinstance(error, SolverPlanError) else 1)
+    if isinstance(error, SolverPlanError) and not isinstance(error, RunFailedError):
+        return error
+    # where the failure is this rank's own, the traceback comes with the error
+    return RunFailedError(verdict.message) if verdict.rank == watchdog.rank else verdict.raised()
 
 
 def run_local(

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import FrameType
@@ -131,7 +131,9 @@ class Watchdog:
         self.world_size = world_size
         self.timeout_s = timeout_s
         self.end = end
-        self.beat_s = max(BEAT_S, world_size / 256)
+        # the store takes some 10000 requests a second
+        self.beat_s = max(BEAT_S, world_size / 2048)
+        self.patience_s = max(PATIENCE_S, 4 * self.beat_s)
         self.is_speaker = False
         """Whether the verdict was given here: then it is told here."""
         self._main = threading.get_ident()
@@ -169,7 +171,9 @@ class Watchdog:
 
         def leave(number: int, frame: FrameType | None) -> None:
             del frame
-            raise SystemExit(128 + number)
+            # what has failed ends by itself: it looks for the cause, and must tell it
+            if not self._failed.is_set():
+                raise SystemExit(128 + number)
 
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -221,52 +225,51 @@ class Watchdog:
         """Look for the rank that others wait for, or that is gone."""
         others = [rank for rank in range(self.world_size) if rank != self.rank]
         before = {rank: read_beat(self.store, rank) for rank in others}
-        silent = set(others)
-        timed_out = error is None or any(_TIMED_OUT.search(str(each)) for each in _chain(error))
-        end = time.monotonic() + PATIENCE_S
+        silent, left = set(others), set[int]()
+        end = time.monotonic() + self.patience_s
         while silent and time.monotonic() < end:
             time.sleep(self.beat_s / 2)
             self._beat()
             known = read_verdict(self.store)
             if known is not None:
                 return known
-            beats = {rank: read_beat(self.store, rank) for rank in silent}
-            silent -= {rank for rank, beat in beats.items() if beat is not None and beat != before[rank]}
-        gone = sorted(rank for rank in silent if not self.store.check([f"left/{rank}"]))
-        if gone:
-            beat = read_beat(self.store, gone[0])
-            seen = "never heard of" if beat is None else f"last seen at {beat.activity}"
-            more = f" (nor do {len(gone) - 1} others)" if len(gone) > 1 else ""
-            return Verdict(
-                gone[0],
-                f"rank {gone[0]} does not answer{more}: it died, is stopped or cannot be reached; {seen}; "
-                "all were ended",
-            )
+            left |= {rank for rank in silent if self.store.check([f"left/{rank}"])}
+            beats = {rank: read_beat(self.store, rank) for rank in silent - left}
+            silent = {rank for rank, beat in beats.items() if beat is None or beat == before[rank]}
         if silent:
+            return self._gone(sorted(silent))
+        if left:
             return None
-        if not timed_out:
-            assert error is not None
-            said = str(error).splitlines()[0]
-            return Verdict(self.rank, f"rank {self.rank} lost a connection at {ACTIVITY}: {said}; all were ended")
-        return self._stalled({rank: read_beat(self.store, rank) for rank in others})
+        if error is None or any(_TIMED_OUT.search(str(each)) for each in _chain(error)):
+            return self._stalled({rank: read_beat(self.store, rank) for rank in others})
+        said = str(error).splitlines()[0]
+        return Verdict(self.rank, f"rank {self.rank} lost a connection at {ACTIVITY}: {said}; all were ended")
+
+    def _gone(self, ranks: Sequence[int]) -> Verdict:
+        beat = read_beat(self.store, ranks[0])
+        seen = "never heard of" if beat is None else f"last seen at {beat.activity}"
+        more = f" (nor do {len(ranks) - 1} others)" if len(ranks) > 1 else ""
+        message = f"rank {ranks[0]} does not answer{more}: it died, is stopped or cannot be reached; {seen}"
+        return Verdict(ranks[0], f"{message}; all were ended")
 
     def _stalled(self, beats: Mapping[int, Beat | None]) -> Verdict:
         known = {rank: beat for rank, beat in beats.items() if beat is not None}
         # while this thread asks, the main thread waits; or its collective has given up
-        waits = self._state() == "waits" or threading.get_ident() == self._main
-        mine = Beat(0, "waits" if waits else self._state(), ACTIVITY.lasts_s, str(ACTIVITY))
-        everybody = {**known, self.rank: mine}
+        state = "waits" if threading.get_ident() == self._main else self._state()
+        everybody = {**known, self.rank: Beat(0, state, ACTIVITY.lasts_s, str(ACTIVITY))}
+        long_s = self.timeout_s / 2
+        limit = f"timeout {self.timeout_s:.0f} s; all were ended"
         for state in ("computes", "backward"):
-            found = [(beat.lasts_s, rank) for rank, beat in everybody.items() if beat.state == state]
+            found = [(b.lasts_s, rank) for rank, b in everybody.items() if b.state == state and b.lasts_s > long_s]
             if found:
                 lasts_s, rank = max(found)
-                return Verdict(
-                    rank,
-                    f"rank {rank} stalled: for {lasts_s:.0f} s at {everybody[rank].activity}, "
-                    f"timeout {self.timeout_s:.0f} s; all were ended",
-                )
+                return Verdict(rank, f"rank {rank} stalled: for {lasts_s:.0f} s at {everybody[rank].activity}, {limit}")
+        if any(beat.lasts_s <= long_s for beat in known.values()):
+            return Verdict(
+                None, f"rank {self.rank} waited at {ACTIVITY} for others that work; raise the timeout: {limit}"
+            )
         some = "; ".join(f"rank {rank} at {beat.activity}" for rank, beat in sorted(everybody.items())[:4])
-        return Verdict(None, f"the ranks wait for each other ({some}), timeout {self.timeout_s:.0f} s; all were ended")
+        return Verdict(None, f"the ranks wait for each other ({some}), {limit}")
 
     # The thread.
 
@@ -310,6 +313,7 @@ class Watchdog:
 _TORCH = os.path.dirname(torch.__file__)
 _HERE = os.path.dirname(__file__)
 _GLUE = tuple(f"{_TORCH}/{part}" for part in ("_ops.py", "utils/_contextlib.py", "_tensor.py", "overrides.py"))
+_WRITING = (f"{_TORCH}/distributed/checkpoint/", f"{_HERE}/checkpoint_folder.py")
 _WAITING = (f"{_TORCH}/distributed/", f"{_TORCH}/cuda/", f"{_HERE}/")
 
 
@@ -323,6 +327,8 @@ def state_of(frame: FrameType | None) -> str:
     if frame is None:
         return "computes"
     file = frame.f_code.co_filename
+    if file.startswith(_WRITING):
+        return "computes"
     if file.startswith(f"{_TORCH}/autograd/"):
         return "backward"
     return "waits" if file.startswith(_WAITING) else "computes"

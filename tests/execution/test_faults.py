@@ -26,12 +26,14 @@ from solver_plan.cli import main
 from solver_plan.documents import write_document
 from solver_plan.errors import InputError, OutputError, RunFailedError
 from solver_plan.execution import checkpoint
+from solver_plan.execution import watchdog as watchdog_module
 from solver_plan.execution.activity import Activity
 from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole
 from solver_plan.execution.comparison import Step
 from solver_plan.execution.launch import LOOPBACK
 from solver_plan.execution.model import Batch, Layer, Model
 from solver_plan.execution.run import RunReport, Training, run
+from solver_plan.execution.watchdog import Watchdog
 from solver_plan.profiles.loading import load_description
 from tests.execution.cases import plan, problem, stage
 from tests.execution.small_models import names
@@ -148,6 +150,50 @@ def test_a_rank_that_nobody_waits_for_stalls(tmp_path: Path) -> None:
     training = Training(steps=4, timeout_s=1, data=rows())
     with pytest.raises(RunFailedError, match=r"rank 0 stalled: for \d+ s at step 2, reading data, timeout 1 s"):
         run(alone, plan(alone, [stage((0, 4), [0])], 4), training, model=model(), local=1)
+
+
+@pytest.mark.parametrize(
+    ("beats", "message"),
+    [
+        (("waits 8", "computes 9"), "rank 2 stalled: for 9 s at step 1, B, timeout 10 s; all were ended"),
+        (("computes 9", "backward 9"), "rank 1 stalled: for 9 s at step 1, A, timeout 10 s; all were ended"),
+        (("backward 7", "waits 9"), "rank 1 stalled: for 7 s at step 1, A, timeout 10 s; all were ended"),
+        (("waits 9", "computes 1"), "rank 0 waited at step 1, C for others that work; raise the timeout: timeout 10 s"),
+        (("waits 9", "waits 8"), "the ranks wait for each other (rank 0 at step 1, C; rank 1 at step 1, A; rank 2 at "),
+        (
+            ("waits 9", "silent 8"),
+            "rank 2 does not answer: it died, is stopped or cannot be reached; last seen at step",
+        ),
+        (
+            ("silent 9", "silent 8"),
+            "rank 1 does not answer (nor do 1 others): it died, is stopped or cannot be ",
+        ),
+        (("left 9", "waits 8"), None),
+    ],
+)
+def test_the_verdict_on_a_timeout(monkeypatch: pytest.MonkeyPatch, beats: tuple[str, str], message: str | None) -> None:
+    """As rank 0 of three finds it, whose peers say the same at every beat."""
+    watchdog = Watchdog(torch.distributed.HashStore(), 0, 3, 10.0, lambda: None)
+    watchdog.beat_s, watchdog.patience_s = 0.05, 0.5
+    number = 0
+
+    def beat_of_others() -> None:
+        nonlocal number
+        number += 1
+        for rank, (beat, activity) in enumerate(zip(beats, "AB", strict=True), 1):
+            state, _, lasts_s = beat.partition(" ")
+            stays = state in ("silent", "left")
+            watchdog.store.set(f"beat/{rank}", f"{0 if stays else number} {state} {lasts_s}.0 step 1, {activity}")
+            if state == "left":
+                watchdog.store.set(f"left/{rank}", "1")
+
+    monkeypatch.setattr(watchdog, "_beat", beat_of_others)
+    monkeypatch.setattr(watchdog_module, "ACTIVITY", Activity())
+    watchdog_module.ACTIVITY.begins("C", step=1)
+    beat_of_others()
+    found = watchdog.verdict(RuntimeError("[gloo] Timed out waiting 10000ms for recv operation to complete"))
+    assert found is None if message is None else found is not None and found.message.startswith(message)
+    assert watchdog.is_speaker == (message is not None)
 
 
 class Losses:
@@ -432,7 +478,9 @@ def test_torchrun_restarts_from_the_last_checkpoint(
     undisturbed = command("healthy", 4, "--checkpoint", str(tmp_path / "undisturbed"))
     assert torchrun(1, undisturbed, command("killed", 4)) is None
     assert (tmp_path / "flag").exists()
-    told = told_losses(capfd.readouterr().err)
+    text = capfd.readouterr().err
+    assert text.count("rank 1 does not answer: it died, is stopped or cannot be reached; last seen at ") == 1
+    told = told_losses(text)
     assert len(told) == 8
     assert told[:4] == told[4:]
 
