@@ -61,7 +61,7 @@ def weights_of(model: Model, dtype: torch.dtype) -> dict[str, tuple[tuple[int, .
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
     for index, layer in enumerate(model.layers):
         copies = {path for name, path in layer.shared_weights.items() if shared[name][0] != index}
-        for key, tensor in tensors_of(without_storage(model, index, dtype)).items():
+        for key, tensor in tensors_of(without_storage(layer, dtype)).items():
             if key not in copies:
                 found[f"{layer.name}/{key}"] = tuple(tensor.shape), tensor.dtype
     return found

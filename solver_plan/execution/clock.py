@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from solver_plan.execution.actions import Action
 from solver_plan.execution.comparison import Executed
 
 Mark = float | torch.cuda.Event
@@ -21,7 +20,7 @@ class StepClock:
 
     device: torch.device
     _began: Mark = 0.0
-    _actions: list[tuple[Action, Mark, Mark]] = field(default_factory=list)
+    _actions: list[tuple[object, Mark, Mark]] = field(default_factory=list)
 
     def begin(self) -> None:
         """Start a step."""
@@ -36,8 +35,8 @@ class StepClock:
         event.record()
         return event
 
-    def record(self, action: Action, start: Mark) -> None:
-        """Say that an action which began at `start` has ended."""
+    def record(self, action: object, start: Mark) -> None:
+        """Say that an action which began at `start` has ended; it is told by its text."""
         self._actions.append((action, start, self.mark()))
 
     def end(self) -> tuple[Executed, ...]:

@@ -3,15 +3,14 @@
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 from solver_plan.documents import digest_of, read_document, require_same_problem
 from solver_plan.errors import InvalidPlanError, NotExecutableError
 from solver_plan.execution.actions import Action, ActionKind, parse_action
+from solver_plan.execution.distinct_groups import DistinctGroups
 from solver_plan.execution.orders import Durations, one_forward_one_backward, play, with_sharding
 from solver_plan.execution.program import (
     Boundary,
-    Group,
     Program,
     Segment,
     SharedWeights,
@@ -43,7 +42,7 @@ def compile_plan(problem: ParallelismProblem, plan: ParallelismPlan) -> Program:
     if violations:
         raise InvalidPlanError(violations)
     orders = _orders(plan)
-    groups = _Groups()
+    groups = DistinctGroups()
     team_of = {action.stage: team for team, order in enumerate(orders) for action in order}
     stages = tuple(
         _stage(problem, plan, index, stage, team_of[index], groups) for index, stage in enumerate(plan.stages)
@@ -80,31 +79,6 @@ def read_problem_and_plan(problem: str, plan: str) -> tuple[ParallelismProblem, 
     )
 
 
-@dataclass
-class _Groups:
-    """The distinct sets of ranks met so far, in the order in which all ranks will create them."""
-
-    index_of: dict[tuple[int, ...], int] = field(default_factory=dict)
-    serves: list[list[str]] = field(default_factory=list)
-
-    def index(self, ranks: Iterable[int], serves: str) -> int | None:
-        """Return the index of a group, new or known; None for a single rank."""
-        members = tuple(ranks)
-        if len(members) == 1:
-            return None
-        if members not in self.index_of:
-            self.index_of[members] = len(self.serves)
-            self.serves.append([])
-        self.serves[self.index_of[members]].append(serves)
-        return self.index_of[members]
-
-    def documents(self) -> tuple[Group, ...]:
-        return tuple(
-            Group(ranks=ranks, serves=tuple(dict.fromkeys(self.serves[index])))
-            for ranks, index in self.index_of.items()
-        )
-
-
 def _orders(plan: ParallelismPlan) -> tuple[tuple[Action, ...], ...]:
     if plan.schedule is not None:
         return tuple(tuple(map(parse_action, order)) for order in plan.schedule.orders)
@@ -112,7 +86,7 @@ def _orders(plan: ParallelismPlan) -> tuple[tuple[Action, ...], ...]:
 
 
 def _stage(
-    problem: ParallelismProblem, plan: ParallelismPlan, index: int, stage: Stage, team: int, groups: _Groups
+    problem: ParallelismProblem, plan: ParallelismPlan, index: int, stage: Stage, team: int, groups: DistinctGroups
 ) -> StageProgram:
     segments: list[Segment] = []
     for layout in _merged(stage):
@@ -220,7 +194,7 @@ def _boundaries(stages: tuple[StageProgram, ...], rows: int) -> Iterable[Boundar
 
 
 def _shared_weights(
-    problem: ParallelismProblem, stages: tuple[StageProgram, ...], groups: _Groups
+    problem: ParallelismProblem, stages: tuple[StageProgram, ...], groups: DistinctGroups
 ) -> tuple[SharedWeights, ...]:
     """Return the weights that have more than one copy; operators of one segment use one copy together."""
     owners = {operator.shares_weights_with for operator in problem.operators} - {None}

@@ -1,13 +1,14 @@
 """Process groups and meshes of a program."""
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from solver_plan.execution.program import Program
+from solver_plan.execution.program import Group, Program
 
 DATA, TENSOR = "data", "tensor"
 """Names of the mesh axes."""
@@ -54,6 +55,12 @@ def create_groups(program: Program, device_type: str, timeout_s: float) -> Proce
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     rank = dist.get_rank()
-    created = tuple(dist.new_group(list(group.ranks), timeout=timeout) for group in program.groups)
+    created = new_groups(program.groups, timeout_s)
     alone = dist.new_group([rank], timeout=timeout, use_local_synchronization=True)
     return ProcessGroups(program, rank, device_type, created, alone)
+
+
+def new_groups(groups: Sequence[Group], timeout_s: float) -> tuple[dist.ProcessGroup, ...]:
+    """Create process groups; all ranks call this together, with the same groups in the same order."""
+    timeout = datetime.timedelta(seconds=timeout_s)
+    return tuple(dist.new_group(list(group.ranks), timeout=timeout) for group in groups)

@@ -173,17 +173,22 @@ def place(program: Program, operator: int) -> tuple[int, int]:
 
 def build_layer(model: Model, operator: int, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Build an operator's module, with the same weights wherever and however often it is built."""
-    return _built(model, operator, seed, dtype, device).to(device)
+    return build_module(model.layers[operator], operator, seed, dtype, device)
 
 
-def _built(model: Model, operator: int, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def build_module(layer: Layer, number: int, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Build the module of a layer; equal numbers and seeds give equal weights."""
+    return _built(layer, number, seed, dtype, device).to(device)
+
+
+def _built(layer: Layer, number: int, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     before = torch.get_default_dtype()
     cuda = [device] if device.type == "cuda" else []
     torch.set_default_dtype(dtype)
     try:
         with torch.random.fork_rng(devices=cuda), device:
-            torch.manual_seed(seed * 1_000_003 + operator)
-            return model.layers[operator].build()
+            torch.manual_seed(seed * 1_000_003 + number)
+            return layer.build()
     finally:
         torch.set_default_dtype(before)
 
@@ -198,27 +203,45 @@ def boundary_shapes(model: Model, dtype: torch.dtype) -> list[tuple[TensorShape,
     InputError
         If a module raises.
     """
-    rows = 2
-    meta = torch.device("meta")
-    batch = model.make_batch(rows, torch.Generator().manual_seed(0))
-    values = tuple(value.to(_floating(value, dtype)).to(meta) for value in batch.inputs)
-    shapes = [tuple(TensorShape(tuple(value.shape[1:]), value.dtype, False) for value in values)]
-    for operator in range(len(model.layers)):
-        try:
-            values = as_tuple(without_storage(model, operator, dtype)(*values))
-        except Exception as error:
-            raise InputError(
-                f"operator {model.layers[operator].name!r}: its module raised {type(error).__name__}: {error}; "
-                "it must build and run on tensors without storage (device meta)"
-            ) from error
-        for value in values:
-            if value.dim() == 0 or value.shape[0] != rows:
-                raise NotExecutableError(
-                    f"operator {model.layers[operator].name!r} returns a tensor of shape {tuple(value.shape)} for "
-                    f"{rows} samples: the first dim must count samples"
-                )
-        shapes.append(tuple(TensorShape(tuple(value.shape[1:]), value.dtype, value.requires_grad) for value in values))
+    batch = model.make_batch(META_ROWS, torch.Generator().manual_seed(0))
+    values = values_without_storage(batch.inputs, dtype)
+    shapes = [shapes_of(values)]
+    for layer in model.layers:
+        values = run_without_storage(layer, values, dtype)
+        shapes.append(shapes_of(values))
     return shapes
+
+
+META_ROWS = 2
+"""Samples of the tensors without storage that shapes are taken from."""
+
+
+def values_without_storage(values: Values, dtype: torch.dtype) -> Values:
+    """Return tensors of a batch without storage, in the type that the model computes in."""
+    return tuple(value.to(_floating(value, dtype)).to(torch.device("meta")) for value in values)
+
+
+def shapes_of(values: Values) -> tuple[TensorShape, ...]:
+    """Return the shapes of tensors."""
+    return tuple(TensorShape(tuple(value.shape[1:]), value.dtype, value.requires_grad) for value in values)
+
+
+def run_without_storage(layer: Layer, values: Values, dtype: torch.dtype) -> Values:
+    """Run a layer on tensors of `META_ROWS` samples without storage; raises as `boundary_shapes`."""
+    try:
+        values = as_tuple(without_storage(layer, dtype)(*values))
+    except Exception as error:
+        raise InputError(
+            f"operator {layer.name!r}: its module raised {type(error).__name__}: {error}; "
+            "it must build and run on tensors without storage (device meta)"
+        ) from error
+    for value in values:
+        if value.dim() == 0 or value.shape[0] != META_ROWS:
+            raise NotExecutableError(
+                f"operator {layer.name!r} returns a tensor of shape {tuple(value.shape)} for "
+                f"{META_ROWS} samples: the first dim must count samples"
+            )
+    return values
 
 
 def as_tuple(outputs: torch.Tensor | Sequence[torch.Tensor]) -> Values:
@@ -232,9 +255,9 @@ def _floating(value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:
     return dtype if value.is_floating_point() else value.dtype
 
 
-def without_storage(model: Model, operator: int, dtype: torch.dtype) -> nn.Module:
+def without_storage(layer: Layer, dtype: torch.dtype) -> nn.Module:
     """Build an operator's module without storage."""
-    return _on_meta(_built(model, operator, 0, dtype, torch.device("meta")))
+    return _on_meta(_built(layer, 0, 0, dtype, torch.device("meta")))
 
 
 def _on_meta(module: nn.Module) -> nn.Module:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Len
 
 from solver_plan.documents import (
+    Bytes,
     Count,
     Index,
     Milliseconds,
@@ -125,7 +126,7 @@ class Program(ProgramDocument):
     teams: Annotated[tuple[Team, ...], Len(1)]
     predicted_stage_ms: tuple[Milliseconds, ...] | None = None
     """Forward and backward of one micro-batch, as the plan says."""
-    predicted_memory_bytes: tuple[Index, ...] | None = None
+    predicted_memory_bytes: tuple[Bytes, ...] | None = None
     """Of each stage, as the plan says."""
 
     @cached_property
@@ -172,7 +173,7 @@ def describe(program: Program) -> str:
         first, end = stage.operators
         lines.append(
             f"stage {index}: {program.operators[first]} … {program.operators[end - 1]} ({end - first}), "
-            f"ranks {_ranges(stage.devices)}, team {stage.team}, ZeRO {stage.sharding}"
+            f"ranks {ranges(stage.devices)}, team {stage.team}, ZeRO {stage.sharding}"
         )
         for segment in stage.segments:
             lines.append(
@@ -197,7 +198,8 @@ def difference(before: Program, after: Program) -> str:
     return "".join(difflib.unified_diff(old, new, "before", "after"))
 
 
-def _ranges(ranks: tuple[int, ...]) -> str:
+def ranges(ranks: tuple[int, ...]) -> str:
+    """Return ranks as text, such as ``0-3``."""
     if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))

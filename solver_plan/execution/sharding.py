@@ -38,10 +38,10 @@ class Replicas:
             return
         for segment, group in zip(self.module.segments, self.groups, strict=True):
             if group is not None:
-                _all_reduce(segment.parameters(), group)
+                sum_gradients(segment.parameters(), group)
 
 
-def _all_reduce(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Sum gradients over a group, as one tensor for each type of element."""
     by_type: dict[torch.dtype, list[torch.Tensor]] = {}
     for parameter in parameters:

@@ -190,15 +190,14 @@ def build_stage(
         for operator in range(*segment.operators):
             module = build_layer(model, operator, seed, dtype, device)
             _copy_shared(model, operator, module, seed, dtype, device)
-            resplit = None
+            choice = None
             if mesh is not None:
                 choice = model.layers[operator].tensor_parallel(segment.tensor_parallel, segment.partition)
                 assert choice is not None
-                _parallelize(module, mesh, choice)
-                resplit = None if _same(left, choice.inputs) else Resplit(mesh, left, choice.inputs)
-                left = choice.outputs
-            operators.append(PlacedOperator(module, resplit))
-        last = None if mesh is None or _same(left, ()) else Resplit(mesh, left, ())
+                parallelize(module, mesh, choice)
+            placed, left = place_behind(left, module, mesh, choice)
+            operators.append(placed)
+        last = whole_again(left, mesh)
         _tie(model, segment.operators, operators)
         runs = _runs(segment.operators, described.recompute)
         segments.append(SegmentModule(operators, runs, last))
@@ -207,12 +206,28 @@ def build_stage(
     return StageModule(segments, exchanges)
 
 
+def place_behind(
+    left: Splits, module: nn.Module, mesh: DeviceMesh | None, choice: TensorParallel | None
+) -> tuple[PlacedOperator, Splits]:
+    """Place a module behind one that leaves its tensors split as `left`; returns the split that it leaves too."""
+    if mesh is None or choice is None:
+        return PlacedOperator(module, None), ()
+    resplit = None if _same(left, choice.inputs) else Resplit(mesh, left, choice.inputs)
+    return PlacedOperator(module, resplit), choice.outputs
+
+
+def whole_again(left: Splits, mesh: DeviceMesh | None) -> Resplit | None:
+    """Return what makes tensors whole that the last operator leaves split as `left`; None: they are."""
+    return None if mesh is None or _same(left, ()) else Resplit(mesh, left, ())
+
+
 def _same(before: Splits, after: Splits) -> bool:
     count = max(len(before), len(after))
     return all(_split(before, index) == _split(after, index) for index in range(count))
 
 
-def _parallelize(module: nn.Module, mesh: DeviceMesh, choice: TensorParallel) -> None:
+def parallelize(module: nn.Module, mesh: DeviceMesh, choice: TensorParallel) -> None:
+    """Split the weights of a module, made whole and alike on every rank, over the tensor ranks."""
     for name, style in choice.styles.items():
         # every rank made the same weights: each keeps its shard, nothing is sent
         parallelize_module(module.get_submodule(name) if name else module, mesh, style, src_data_rank=None)

@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 
 from solver_plan.errors import NotExecutableError
 from solver_plan.execution.actions import COMPUTATIONS, RECEIVES, SENDS, Action, ActionKind
-from solver_plan.execution.program import Boundary, Program
-from solver_plan.execution.transfers import Side
+from solver_plan.execution.program import Boundary, Group, Program
+from solver_plan.execution.transfers import Side, Transfer
 
 
 def verify(program: Program) -> None:
@@ -25,7 +25,8 @@ def verify(program: Program) -> None:
     _runs_to_its_end(program)
 
 
-def _fault(message: str) -> NotExecutableError:
+def fault(message: str) -> NotExecutableError:
+    """Return the error of a program that was not compiled as it stands."""
     return NotExecutableError(f"the program cannot run: {message}; compile the plan again")
 
 
@@ -38,20 +39,17 @@ def _teams_share_no_rank(program: Program) -> None:
                     f"stages: rank {rank} belongs to two groups of devices; stages share all their devices or none"
                 )
             if rank >= program.world_size:
-                raise _fault(f"team {index} has rank {rank}, the world has {program.world_size}")
+                raise fault(f"team {index} has rank {rank}, the world has {program.world_size}")
         for stage in team.stages:
             if stage >= len(program.stages) or program.stages[stage].devices != team.devices:
-                raise _fault(f"team {index} and its stage {stage} have other ranks")
+                raise fault(f"team {index} and its stage {stage} have other ranks")
     missing = set(range(len(program.stages))) - {stage for team in program.teams for stage in team.stages}
     if missing:
-        raise _fault(f"no team runs stage {min(missing)}")
+        raise fault(f"no team runs stage {min(missing)}")
 
 
 def _groups_are_distinct(program: Program) -> None:
-    counts = Counter(group.ranks for group in program.groups)
-    for index, group in enumerate(program.groups):
-        if counts[group.ranks] > 1 or len(set(group.ranks)) < len(group.ranks):
-            raise _fault(f"groups[{index}] repeats a rank or a group")
+    require_distinct(program.groups)
     for number, stage in enumerate(program.stages):
         for position, segment in enumerate(stage.segments):
             side = stage.side(position)
@@ -64,32 +62,52 @@ def _groups_are_distinct(program: Program) -> None:
 
 
 def _group_is(program: Program, group: int | None, ranks: tuple[int, ...], stage: int) -> None:
-    found = ranks[:1] if group is None else program.groups[group].ranks if group < len(program.groups) else ()
+    require_group(program.groups, group, ranks, f"stage {stage}")
+
+
+def require_distinct(groups: tuple[Group, ...]) -> None:
+    """Raise if a group stands there twice, or a rank twice in a group."""
+    counts = Counter(group.ranks for group in groups)
+    for index, group in enumerate(groups):
+        if counts[group.ranks] > 1 or len(set(group.ranks)) < len(group.ranks):
+            raise fault(f"groups[{index}] repeats a rank or a group")
+
+
+def require_group(groups: tuple[Group, ...], group: int | None, ranks: tuple[int, ...], who: str) -> None:
+    """Raise if an entry (None: a single rank) does not name the group of these ranks."""
+    found = ranks[:1] if group is None else groups[group].ranks if group < len(groups) else ()
     if found != ranks:
-        raise _fault(f"stage {stage} needs the group {ranks}, its entry names {found}")
+        raise fault(f"{who} needs the group {ranks}, its entry names {found}")
 
 
 def _boundary_covers_rows(program: Program, boundary: Boundary) -> None:
-    """Each receiving rank gets each of its rows once, from a rank that holds it."""
     before = program.stages[boundary.before[0]].side(boundary.before[1])
     after = program.stages[boundary.after[0]].side(boundary.after[1])
-    for transfers, sender, receiver in ((boundary.forward, before, after), (boundary.backward, after, before)):
-        rows = defaultdict[int, list[int]](list)
-        for transfer in transfers:
-            known = transfer.source in sender.devices and transfer.destination in receiver.devices
-            if not known or _global_rows(program, sender, transfer.source, transfer.source_rows) != _global_rows(
-                program, receiver, transfer.destination, transfer.destination_rows
-            ):
-                raise _fault(f"between {boundary.before} and {boundary.after}, {transfer} moves the wrong rows")
-            rows[transfer.destination] += range(*transfer.destination_rows)
-        for rank in receiver.devices:
-            expected = list(range(program.micro_batch_size // receiver.data_parallel))
-            if sorted(rows[rank]) != expected:
-                raise _fault(f"between {boundary.before} and {boundary.after}, rank {rank} misses or repeats rows")
+    where = f"between {boundary.before} and {boundary.after}"
+    require_all_rows(where, boundary.forward, before, after, program.micro_batch_size)
+    require_all_rows(where, boundary.backward, after, before, program.micro_batch_size)
 
 
-def _global_rows(program: Program, side: Side, rank: int, rows: tuple[int, int]) -> tuple[int, int]:
-    start = side.place(rank)[0] * (program.micro_batch_size // side.data_parallel)
+def require_all_rows(
+    where: str, transfers: tuple[Transfer, ...], sender: Side, receiver: Side, batch_rows: int
+) -> None:
+    """Raise if a receiving rank does not get each of its rows once, from a rank that holds it."""
+    rows = defaultdict[int, list[int]](list)
+    for transfer in transfers:
+        known = transfer.source in sender.devices and transfer.destination in receiver.devices
+        if not known or _global_rows(sender, transfer.source, transfer.source_rows, batch_rows) != _global_rows(
+            receiver, transfer.destination, transfer.destination_rows, batch_rows
+        ):
+            raise fault(f"{where}, {transfer} moves the wrong rows")
+        rows[transfer.destination] += range(*transfer.destination_rows)
+    for rank in receiver.devices:
+        expected = list(range(batch_rows // receiver.data_parallel))
+        if sorted(rows[rank]) != expected:
+            raise fault(f"{where}, rank {rank} misses or repeats rows")
+
+
+def _global_rows(side: Side, rank: int, rows: tuple[int, int], batch_rows: int) -> tuple[int, int]:
+    start = side.place(rank)[0] * (batch_rows // side.data_parallel)
     return start + rows[0], start + rows[1]
 
 
@@ -99,7 +117,7 @@ def _boundaries_are_complete(program: Program) -> None:
     for before, after in itertools.pairwise(places):
         sides = [program.stages[stage].side(part) for stage, part in (before, after)]
         if (before, after) not in given and (before[0] != after[0] or sides[0] != sides[1]):
-            raise _fault(f"nothing says what moves between {before} and {after}")
+            raise fault(f"nothing says what moves between {before} and {after}")
 
 
 def _work_is_complete(program: Program) -> None:
@@ -109,7 +127,7 @@ def _work_is_complete(program: Program) -> None:
         stages = program.teams[index].stages
         strangers = [action for action in actions if action.stage not in stages]
         if strangers:
-            raise _fault(f"team {index} has {strangers[0]} of a stage that it does not run")
+            raise fault(f"team {index} has {strangers[0]} of a stage that it does not run")
         for stage in stages:
             _stage_is_complete(program, stage, counts, actions)
 
@@ -118,9 +136,9 @@ def _stage_is_complete(program: Program, stage: int, counts: Counter[Action], ac
     for micro_batch in range(program.micro_batches):
         found = tuple(counts[Action(stage, kind, micro_batch)] for kind in COMPUTATIONS)
         if found not in ((1, 1, 0, 0), (1, 0, 1, 1)):
-            raise _fault(f"stage {stage} runs micro-batch {micro_batch} {found} times as F, B, I, W")
+            raise fault(f"stage {stage} runs micro-batch {micro_batch} {found} times as F, B, I, W")
     if counts[Action(stage, ActionKind.UPDATE)] != 1:
-        raise _fault(f"stage {stage} does not update its weights once")
+        raise fault(f"stage {stage} does not update its weights once")
     backwards = [
         place
         for place, action in enumerate(actions)
@@ -129,9 +147,9 @@ def _stage_is_complete(program: Program, stage: int, counts: Counter[Action], ac
     reductions = [place for place, action in enumerate(actions) if action == Action(stage, ActionKind.REDUCE)]
     replicated = any(segment.data_parallel > 1 for segment in program.stages[stage].segments)
     if replicated and (not reductions or reductions[-1] < backwards[-1]):
-        raise _fault(f"stage {stage} does not sum its gradients behind its last backward")
+        raise fault(f"stage {stage} does not sum its gradients behind its last backward")
     if actions.index(Action(stage, ActionKind.UPDATE)) < max(backwards + reductions):
-        raise _fault(f"stage {stage} updates its weights before its gradients are complete")
+        raise fault(f"stage {stage} updates its weights before its gradients are complete")
 
 
 def _runs_to_its_end(program: Program) -> None:
@@ -186,7 +204,7 @@ def _runs_to_its_end(program: Program) -> None:
         if at < len(actions)
     ]
     if stuck:
-        raise _fault(f"the teams wait for each other ({', '.join(stuck[:4])})")
+        raise fault(f"the teams wait for each other ({', '.join(stuck[:4])})")
 
 
 def _needs(action: Action, last: int, team_of: dict[int, int]) -> list[tuple[Action, ...]]:
