@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class Step:
     """Seconds since the epoch."""
     seconds: float
     actions: tuple[Executed, ...]
+    losses: Mapping[str, float] | None = None
+    """Of each task that took part; None: there are no tasks."""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ class Executor:
         self.program = program
         self.model = model
         self.rank = dist.get_rank()
-        self.device = _default_device() if device is None else device
+        self.device = default_device() if device is None else device
         self.team = program.team_of_rank.get(self.rank)
         self.stage_indices = () if self.team is None else program.teams[self.team].stages
         self.steps: list[Step] = []
@@ -283,7 +283,8 @@ _AFTERWARDS = (ActionKind.REDUCE_SHARED, ActionKind.UPDATE)
 """What is done behind PyTorch's pipeline runtime."""
 
 
-def _default_device() -> torch.device:
+def default_device() -> torch.device:
+    """Return the current CUDA device with NCCL, else the CPU."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
@@ -14,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from solver_plan.execution.groups import TENSOR, ProcessGroups
 from solver_plan.execution.model import Model, TensorParallel, Values, as_tuple, build_layer, shared_users
+from solver_plan.execution.moving import begin_move
 from solver_plan.execution.program import Boundary, Program
 from solver_plan.execution.torch_pipelining import settled
 from solver_plan.execution.transfers import Transfer
@@ -155,18 +155,9 @@ class _ExchangeFunction(torch.autograd.Function):
 def move(transfers: Sequence[Transfer], rank: int, values: Values, rows: int) -> Values:
     """Send and receive rows of each tensor; returns this rank's `rows` rows of each."""
     results = tuple(value.new_empty((rows, *value.shape[1:])) for value in values)
-    operations: list[dist.P2POp] = []
-    for value, result in zip((settled(value).contiguous() for value in values), results, strict=True):
-        for transfer in transfers:
-            if transfer.source == rank == transfer.destination:
-                result[slice(*transfer.destination_rows)] = value[slice(*transfer.source_rows)]
-            elif transfer.source == rank:
-                operations.append(dist.P2POp(dist.isend, value[slice(*transfer.source_rows)], transfer.destination))
-            elif transfer.destination == rank:
-                operations.append(dist.P2POp(dist.irecv, result[slice(*transfer.destination_rows)], transfer.source))
-    for work in dist.batch_isend_irecv(operations) if operations else []:
-        work.wait()
-    return results
+    moving = begin_move(transfers, rank, values, results)
+    moving.left()
+    return moving.arrived()
 
 
 def build_stage(

@@ -57,7 +57,7 @@ def settled(value: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def failing_as(action: Action) -> Iterator[None]:
+def failing_as(action: object) -> Iterator[None]:
     """Let what a user's module raises name the action: PyTorch's message shows the arguments and hides the cause."""
     try:
         with ACTIVITY.doing(str(action)):
