@@ -92,6 +92,8 @@ class Component:
     """What is reduced between the devices that share a layer."""
     output_bytes: Bytes = 0
     """What its successors, and its own next slice on other devices, need of it."""
+    batch: Count | None = None
+    """*Added.* Samples that it takes in one iteration, which its devices share; running needs it, planning does not."""
 
     @model_validator(mode="after")
     def _one_way_to_give_times(self) -> Self:
@@ -109,6 +111,8 @@ class WavefrontProblem(ProblemDocument):
 
     kind: Literal["wavefront"] = "wavefront"
     cluster: Cluster
+    model: Name | None = None
+    """*Added.* What execution builds, as ``models/multitask_clip.py:clip4``; planning never reads it."""
     phases: Phases = "fused"
     """`fused`: forward and backward of a slice are one piece of work; `forward_backward`: two, on the same devices."""
     components: Annotated[tuple[Component, ...], Len(1)]
