@@ -5,13 +5,11 @@ import random
 from functools import partial
 from pathlib import Path
 
-import networkx as nx
-
 from benchmarks.case import Case, Reference, data_folder
 from models import multitask_clip, ofasys, qwen_val
 from solver_plan.kinds import read_problem
+from solver_plan.profiles.multitask import MultitaskDescription
 from solver_plan.solving import Budget
-from solver_plan.wavefront.contraction import OperatorNode
 from solver_plan.wavefront.from_operators import problem_from_operators
 from solver_plan.wavefront.problem import Cluster, Component, Phases, WavefrontProblem
 
@@ -75,7 +73,7 @@ def random_graph(data: Path, *, components: int, devices: int) -> WavefrontProbl
 
 
 def family(
-    data: Path, *, graph: "nx.DiGraph[OperatorNode]", devices: int, phases: Phases = "fused", whole: bool = False
+    data: Path, *, model: MultitaskDescription, devices: int, phases: Phases = "fused", whole: bool = False
 ) -> WavefrontProblem:
     """Return a model family on nodes of eight devices; `whole` with transfers, reductions and 80 GB of memory."""
     cluster = Cluster(
@@ -85,7 +83,7 @@ def family(
         intra_node_bytes_per_s=INTRA_NODE_BYTES_PER_S if whole else None,
         inter_node_bytes_per_s=INTER_NODE_BYTES_PER_S if whole else None,
     )
-    return problem_from_operators(graph, cluster, phases=phases)
+    return problem_from_operators(model.operators, cluster, phases=phases)
 
 
 def _reference_case(name: str, time_limit_s: float) -> Case:
@@ -114,7 +112,7 @@ PUBLISHED_SPEED_UP = {
 }  # fmt: skip
 """Spindle over DeepSpeed, ASPLOS 2025, figure 8: measured, to be read beside the planned speed-up over `sequential`."""
 
-GRAPHS = {
+FAMILIES = {
     "clip4": multitask_clip.clip4,
     "clip10": multitask_clip.clip10,
     "ofasys4": ofasys.ofasys4,
@@ -145,7 +143,7 @@ CASES = (
     *(
         Case(
             name=f"{name}-{devices}",
-            build=partial(family, graph=GRAPHS[name](), devices=devices),
+            build=partial(family, model=FAMILIES[name](), devices=devices),
             budget=Budget(time_limit_s=20.0),
             baselines=BASELINES,
         )
@@ -154,21 +152,21 @@ CASES = (
     *(
         Case(
             name=f"qwen-val-{size}-256",
-            build=partial(family, graph=graph(), devices=256),
+            build=partial(family, model=model(), devices=256),
             budget=Budget(time_limit_s=30.0),
             baselines=BASELINES,
         )
-        for size, graph in (("30b", qwen_val.qwen_val_30b), ("70b", qwen_val.qwen_val_70b))
+        for size, model in (("30b", qwen_val.qwen_val_30b), ("70b", qwen_val.qwen_val_70b))
     ),
     Case(
         name="qwen-val-frozen-32",
-        build=partial(family, graph=qwen_val.qwen_val_7b_frozen(), devices=32, phases="forward_backward"),
+        build=partial(family, model=qwen_val.qwen_val_7b_frozen(), devices=32, phases="forward_backward"),
         budget=Budget(time_limit_s=30.0),
         baselines=BASELINES,
     ),
     Case(
         name="clip4-8-two-phases",
-        build=partial(family, graph=multitask_clip.clip4(), devices=8, phases="forward_backward", whole=True),
+        build=partial(family, model=multitask_clip.clip4(), devices=8, phases="forward_backward", whole=True),
         budget=Budget(time_limit_s=30.0),
         baselines=BASELINES,
     ),

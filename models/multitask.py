@@ -1,4 +1,4 @@
-"""Transformer towers of multi-task models as operators: what the three multi-task families share. Planning only."""
+"""Transformer towers of multi-task models as operators: what the three multi-task families share."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ class Tower:
     """Also the key of its weights: towers of one name share them."""
     layers: int
     hidden: int
+    heads: int = 1
     tokens: int
     """Of a sample."""
     feed_forward: int | None = None
@@ -27,10 +28,14 @@ class Tower:
     frozen: bool = False
 
     @property
+    def wide(self) -> int:
+        """Width of the feed-forward."""
+        return self.feed_forward or 4 * self.hidden
+
+    @property
     def parameters(self) -> int:
         """Of one layer: attention and feed-forward."""
-        wide = self.feed_forward or 4 * self.hidden
-        return 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * wide
+        return 4 * self.hidden**2 + (3 if self.gated else 2) * self.hidden * self.wide
 
     def operators(self, task: str, batch: int, tokens: int | None = None) -> list[OperatorNode]:
         """Return the layers for a task's batch; work is 2 FLOPs a parameter and token, and the attention scores."""
@@ -66,6 +71,10 @@ class Task:
     """Each tower of a stage feeds each of the next."""
     tokens: tuple[int, ...] | None = None
     """Tokens of each stage, where they are not the towers' own."""
+
+    def component(self, tower: Tower) -> str:
+        """Return the name of the component that a tower becomes."""
+        return f"{self.name}/{tower.name}"
 
 
 def graph_of(tasks: Sequence[Task]) -> "nx.DiGraph[OperatorNode]":

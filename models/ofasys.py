@@ -4,16 +4,18 @@ Width and depth are OFA-large's (12 + 12 layers of 1024, a ViT-like adaptor for 
 sizes are not published and made up here. Encoder and decoder weights are shared by all tasks.
 """
 
-import networkx as nx
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 from models.multitask import Task, Tower, graph_of
-from solver_plan.wavefront.contraction import OperatorNode
+from solver_plan.profiles.multitask import MultitaskDescription
 
-IMAGE = Tower(name="image-adaptor", layers=24, hidden=1024, tokens=256)
-AUDIO = Tower(name="audio-adaptor", layers=12, hidden=1024, tokens=512)
-STRUCTURE = Tower(name="structure-adaptor", layers=6, hidden=1024, tokens=128)
-ENCODER = Tower(name="encoder", layers=12, hidden=1024, tokens=256)
-DECODER = Tower(name="decoder", layers=12, hidden=1024, tokens=64)
+IMAGE = Tower(name="image-adaptor", layers=24, hidden=1024, heads=16, tokens=256)
+AUDIO = Tower(name="audio-adaptor", layers=12, hidden=1024, heads=16, tokens=512)
+STRUCTURE = Tower(name="structure-adaptor", layers=6, hidden=1024, heads=16, tokens=128)
+ENCODER = Tower(name="encoder", layers=12, hidden=1024, heads=16, tokens=256)
+DECODER = Tower(name="decoder", layers=12, hidden=1024, heads=16, tokens=64)
 
 TASKS = (
     ("caption", 128, IMAGE, (256, 288, 32)),
@@ -24,22 +26,54 @@ TASKS = (
     ("motion", 64, STRUCTURE, (256, 256, 64)),
     ("question", 96, IMAGE, (256, 288, 16)),
 )
+"""Name, batch, adaptor, tokens of adaptor, encoder and decoder; the encoder takes a prompt behind what is adapted."""
+FEATURES = 768
+"""Numbers of a patch: 16 x 16 pixels of three colours."""
+VOCABULARY = 50265
+"""Of BART's tokens, which OFA uses."""
 
 
-def ofasys(tasks: int) -> "nx.DiGraph[OperatorNode]":
-    """Return the operator graph of the first `tasks` of seven tasks."""
+def describe(name: str, tasks: Sequence[Task], features: int, vocabulary: int) -> MultitaskDescription:
+    """Return the description of tasks of an adaptor (or none), the encoder and the decoder."""
+    return MultitaskDescription(
+        name=name, operators=graph_of(tasks), modules=partial(_modules, tasks, features, vocabulary)
+    )
+
+
+def ofasys(tasks: int) -> MultitaskDescription:
+    """Return the first `tasks` of seven tasks."""
     made = []
     for name, batch, adaptor, tokens in TASKS[:tasks]:
         towers = (ENCODER, DECODER) if adaptor is None else (adaptor, ENCODER, DECODER)
         made.append(Task(name=name, batch=batch, stages=tuple((tower,) for tower in towers), tokens=tokens))
-    return graph_of(made)
+    return describe(f"ofasys-{tasks}", made, FEATURES, VOCABULARY)
 
 
-def ofasys4() -> "nx.DiGraph[OperatorNode]":
+def ofasys4() -> MultitaskDescription:
     """Return four tasks."""
     return ofasys(4)
 
 
-def ofasys7() -> "nx.DiGraph[OperatorNode]":
+def ofasys7() -> MultitaskDescription:
     """Return seven tasks."""
     return ofasys(7)
+
+
+def tiny() -> MultitaskDescription:
+    """Return three small tasks, one of them without an adaptor, for tests."""
+    image, audio, encoder, decoder = (
+        replace(tower, layers=layers, hidden=24, heads=2, feed_forward=48)
+        for tower, layers in ((IMAGE, 3), (AUDIO, 2), (ENCODER, 2), (DECODER, 2))
+    )
+    tasks = [
+        Task(name="caption", batch=8, stages=((image,), (encoder,), (decoder,)), tokens=(5, 8, 4)),
+        Task(name="speech", batch=8, stages=((audio,), (encoder,), (decoder,)), tokens=(6, 6, 5)),
+        Task(name="summary", batch=8, stages=((encoder,), (decoder,)), tokens=(9, 3)),
+    ]
+    return describe("ofasys-tiny", tasks, 12, 32)
+
+
+def _modules(tasks: Sequence[Task], features: int, vocabulary: int) -> object:
+    from models.ofasys_modules import encoder_decoder_tasks
+
+    return encoder_decoder_tasks(tasks, features, vocabulary)

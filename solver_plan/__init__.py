@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from solver_plan.api import check, plan, show, show_html, simulate
     from solver_plan.documents import digest_of, write_document
     from solver_plan.execution.checkpoint_folder import Checkpoints
-    from solver_plan.execution.compile import compile_plan
-    from solver_plan.execution.program import read_program
+    from solver_plan.execution.programs import compile_plan, read_program
     from solver_plan.execution.run import Training, run
     from solver_plan.kinds import read_plan, read_problem
     from solver_plan.profiles.aceso import import_aceso
@@ -25,7 +24,7 @@ _ROOMS = {
     "Checkpoints": "solver_plan.execution.checkpoint_folder",
     "Training": "solver_plan.execution.run",
     "check": "solver_plan.api",
-    "compile_plan": "solver_plan.execution.compile",
+    "compile_plan": "solver_plan.execution.programs",
     "digest_of": "solver_plan.documents",
     "import_aceso": "solver_plan.profiles.aceso",
     "load_description": "solver_plan.profiles.loading",
@@ -34,7 +33,7 @@ _ROOMS = {
     "read_cluster": "solver_plan.profiles.cluster",
     "read_plan": "solver_plan.kinds",
     "read_problem": "solver_plan.kinds",
-    "read_program": "solver_plan.execution.program",
+    "read_program": "solver_plan.execution.programs",
     "run": "solver_plan.execution.run",
     "show": "solver_plan.api",
     "show_html": "solver_plan.api",

@@ -1,4 +1,4 @@
-"""`compile`: a parallelism plan becomes a program."""
+"""`compile`: a plan becomes a program."""
 
 import argparse
 import sys
@@ -20,14 +20,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from solver_plan.execution.compile import compile_plan, read_problem_and_plan
     from solver_plan.execution.extra import require_torch
-    from solver_plan.execution.program import describe
+    from solver_plan.execution.programs import compile_plan, describe_program, read_problem_and_plan
 
     require_writable(arguments.out)
     program = compile_plan(*read_problem_and_plan(arguments.problem, arguments.plan))
     write_out(program, arguments.out)
-    print(describe(program), file=sys.stderr)
+    print(describe_program(program), file=sys.stderr)
     if arguments.dry_run is not None:
         require_torch()
         from solver_plan.execution.dry_run import dry_run, parse_ranks
@@ -42,5 +41,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMPILE = Verb(
-    name="compile", summary="compile a parallelism plan into a program", add_arguments=_add_arguments, run=_run
+    name="compile",
+    summary="compile a parallelism or wavefront plan into a program",
+    add_arguments=_add_arguments,
+    run=_run,
 )

@@ -45,9 +45,8 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from solver_plan.execution.checkpoint_folder import Checkpoints
-    from solver_plan.execution.comparison import comparison_table
-    from solver_plan.execution.compile import read_problem_and_plan
     from solver_plan.execution.launch import told_once
+    from solver_plan.execution.programs import read_problem_and_plan
     from solver_plan.execution.run import Training, load_model, run
 
     if not arguments.verbose:
@@ -83,8 +82,8 @@ def _run(arguments: argparse.Namespace) -> int:
         restarts=arguments.max_restarts,
         trace=arguments.trace,
     )
-    if report.comparison:
-        print(comparison_table(report.comparison))
+    if report.table:
+        print(report.table)
     return 0
 
 

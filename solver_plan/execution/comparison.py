@@ -122,6 +122,15 @@ def planned_timeline(program: Program) -> tuple[tuple[Timed, ...], ...]:
     return play(orders, [Durations(stage.forward_ms, stage.backward_ms) for stage in program.stages]).timeline
 
 
+@dataclass(frozen=True)
+class Lane:
+    """What a rank was planned to do in each step, for a trace."""
+
+    title: str
+    planned: tuple[tuple[str, float, float], ...]
+    """(action, start, end) in ms since the step began."""
+
+
 def write_trace(path: str | Path, program: Program, reports: Sequence[RankReport]) -> None:
     """Write one Chrome trace of all ranks: each rank is a process with a planned and an executed lane.
 
@@ -130,23 +139,32 @@ def write_trace(path: str | Path, program: Program, reports: Sequence[RankReport
     OutputError
         If the file cannot be written.
     """
-    write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(_events(program, reports))}), path)
-
-
-def _events(program: Program, reports: Sequence[RankReport]) -> Iterator[dict[str, object]]:
     planned = planned_timeline(program)
+    lanes: dict[int, Lane] = {}
+    for rank in range(program.world_size):
+        team = program.team_of_rank.get(rank)
+        stages = "idle" if team is None else f"stages {', '.join(map(str, program.teams[team].stages))}"
+        spans = () if team is None else planned[team]
+        lanes[rank] = Lane(stages, tuple((str(timed.action), timed.start_ms, timed.end_ms) for timed in spans))
+    write_lanes(path, lanes, reports)
+
+
+def write_lanes(path: str | Path, lanes: Mapping[int, Lane], reports: Sequence[RankReport]) -> None:
+    """Write one Chrome trace of what each rank was planned to do and did. Raises `OutputError`."""
+    write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": list(_events(lanes, reports))}), path)
+
+
+def _events(lanes: Mapping[int, Lane], reports: Sequence[RankReport]) -> Iterator[dict[str, object]]:
     origin = min((step.began_s for report in reports for step in report.steps), default=0.0)
     for report in reports:
-        team = program.team_of_rank.get(report.rank)
-        stages = "idle" if team is None else f"stages {', '.join(map(str, program.teams[team].stages))}"
-        yield _name("process_name", report.rank, 0, f"rank {report.rank}: {stages}")
-        for lane, name in enumerate(("planned", "executed")):
-            yield _name("thread_name", report.rank, lane, name)
+        lane = lanes[report.rank]
+        yield _name("process_name", report.rank, 0, f"rank {report.rank}: {lane.title}")
+        for number, name in enumerate(("planned", "executed")):
+            yield _name("thread_name", report.rank, number, name)
         for step in report.steps:
             start_us = (step.began_s - origin) * 1e6
-            for timed in () if team is None else planned[team]:
-                length_us = (timed.end_ms - timed.start_ms) * 1e3
-                yield _span(report.rank, 0, str(timed.action), start_us + timed.start_ms * 1e3, length_us)
+            for action, start_ms, end_ms in lane.planned:
+                yield _span(report.rank, 0, action, start_us + start_ms * 1e3, (end_ms - start_ms) * 1e3)
             for ran in step.actions:
                 length_us = (ran.end_s - ran.start_s) * 1e6
                 yield _span(report.rank, 1, ran.action, start_us + ran.start_s * 1e6, length_us)

@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
-from solver_plan.documents import digest_of, read_document, require_same_problem
+from solver_plan.documents import digest_of, require_same_problem
 from solver_plan.errors import InvalidPlanError, NotExecutableError
 from solver_plan.execution.actions import Action, ActionKind, parse_action
 from solver_plan.execution.distinct_groups import DistinctGroups
@@ -69,14 +69,6 @@ def compile_plan(problem: ParallelismProblem, plan: ParallelismPlan) -> Program:
     )
     verify(program)
     return program
-
-
-def read_problem_and_plan(problem: str, plan: str) -> tuple[ParallelismProblem, ParallelismPlan]:
-    """Read the two files, which must be of this kind. Raises `DocumentError`."""
-    return (
-        read_document(problem, {"parallelism": ParallelismProblem}, "solver-plan/problem"),
-        read_document(plan, {"parallelism": ParallelismPlan}, "solver-plan/plan"),
-    )
 
 
 def _orders(plan: ParallelismPlan) -> tuple[tuple[Action, ...], ...]:

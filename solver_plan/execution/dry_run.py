@@ -9,9 +9,14 @@ from multiprocessing.connection import Connection
 import torch.distributed as dist
 
 from solver_plan.errors import InputError, RunFailedError
-from solver_plan.execution.groups import create_groups
+from solver_plan.execution.groups import create_groups, new_groups
 from solver_plan.execution.program import Program
+from solver_plan.execution.programs import AnyProgram
 from solver_plan.execution.torch_pipelining import join_fake_world, require_tested_version
+
+TIMEOUT_S = 60.0
+MeshShape = tuple[int, int, int, int]
+"""(stage, segment, data parallel degree, tensor parallel degree)."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,8 @@ class DryRun:
     """By every rank, in the same order."""
     groups_joined: tuple[tuple[int, ...], ...]
     """Ranks of the groups that this rank is a member of."""
-    meshes: tuple[tuple[int, int, int, int], ...]
-    """(stage, segment, data parallel degree, tensor parallel degree) of the meshes built."""
+    meshes: tuple[MeshShape, ...]
+    """Of the meshes of a pipeline."""
     seconds: float
 
 
@@ -36,7 +41,7 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
     return tuple(map(int, ranks))
 
 
-def dry_run(program: Program, ranks: Sequence[int] = (0,)) -> tuple[DryRun, ...]:
+def dry_run(program: AnyProgram, ranks: Sequence[int] = (0,)) -> tuple[DryRun, ...]:
     """Build the groups and meshes of ranks with PyTorch's fake backend, one process after the other.
 
     Raises
@@ -48,7 +53,7 @@ def dry_run(program: Program, ranks: Sequence[int] = (0,)) -> tuple[DryRun, ...]
     return tuple(_in_a_process(program, rank) for rank in ranks)
 
 
-def _in_a_process(program: Program, rank: int) -> DryRun:
+def _in_a_process(program: AnyProgram, rank: int) -> DryRun:
     """Run in a process of its own: a process can be in one world only."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
@@ -73,25 +78,32 @@ def _in_a_process(program: Program, rank: int) -> DryRun:
     return found
 
 
-def _build(program: Program, rank: int, answer: Connection) -> None:
+def _build(program: AnyProgram, rank: int, answer: Connection) -> None:
     try:
         began = time.perf_counter()
         join_fake_world(rank, program.world_size)
-        groups = create_groups(program, "cpu", 60.0)
-        team = program.team_of_rank.get(rank)
-        stages = () if team is None else program.teams[team].stages
-        meshes = []
-        for stage in stages:
-            for segment in range(len(program.stages[stage].segments)):
-                shape = groups.mesh(stage, segment).shape
-                meshes.append((stage, segment, shape[0], shape[1]))
+        if isinstance(program, Program):
+            created, meshes = _pipeline_groups(program, rank)
+        else:
+            created, meshes = new_groups(program.groups, TIMEOUT_S), ()
         joined = tuple(
             tuple(dist.get_process_group_ranks(group))
-            for group, described in zip(groups.groups, program.groups, strict=True)
+            for group, described in zip(created, program.groups, strict=True)
             if rank in described.ranks
         )
-        answer.send(DryRun(rank, len(groups.groups), joined, tuple(meshes), time.perf_counter() - began))
+        answer.send(DryRun(rank, len(created), joined, meshes, time.perf_counter() - began))
     except Exception as error:
         answer.send(f"{type(error).__name__}: {error}")
     finally:
         answer.close()
+
+
+def _pipeline_groups(program: Program, rank: int) -> tuple[tuple[dist.ProcessGroup, ...], tuple[MeshShape, ...]]:
+    groups = create_groups(program, "cpu", TIMEOUT_S)
+    team = program.team_of_rank.get(rank)
+    meshes = []
+    for stage in () if team is None else program.teams[team].stages:
+        for segment in range(len(program.stages[stage].segments)):
+            shape = groups.mesh(stage, segment).shape
+            meshes.append((stage, segment, shape[0], shape[1]))
+    return groups.groups, tuple(meshes)

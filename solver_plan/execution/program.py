@@ -7,7 +7,6 @@ checked by `verify`, printed, saved, compared, and run by `Executor`.
 """
 
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Len
@@ -22,7 +21,6 @@ from solver_plan.documents import (
     Range,
     document,
     document_text,
-    read_document,
 )
 from solver_plan.execution.actions import Action, ActionText, parse_action
 from solver_plan.execution.transfers import Side, Transfer
@@ -156,11 +154,6 @@ class Program(ProgramDocument):
 def program_text(program: Program) -> str:
     """Return the program as JSON text."""
     return document_text(program)
-
-
-def read_program(path: str | Path) -> Program:
-    """Read and validate a program. Raises `DocumentError`; what it does is checked by `verify`, not here."""
-    return read_document(path, {"parallelism": Program}, "solver-plan/program")
 
 
 def describe(program: Program) -> str:

@@ -1,11 +1,10 @@
 """Run a plan: everything is checked before any process or group is made, then the model is trained step by step."""
 
-import dataclasses
 import itertools
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,28 +16,34 @@ from solver_plan.errors import InputError, PlanMismatchError, RunFailedError, So
 from solver_plan.execution import checkpoint
 from solver_plan.execution.activity import ACTIVITY
 from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole, prepare_folder, remove_unfinished
-from solver_plan.execution.comparison import RankReport, StageComparison, Step, compare, write_trace
-from solver_plan.execution.compile import compile_plan
-from solver_plan.execution.executor import Executor, MakeOptimizer, adamw
+from solver_plan.execution.comparison import RankReport, StageComparison, Step, compare, comparison_table, write_trace
+from solver_plan.execution.executor import MakeOptimizer, adamw
 from solver_plan.execution.launch import joined, require_world_size, run_local, told_once, torchrun_world_size
-from solver_plan.execution.model import Batch, Model, Values, require_same_operators
-from solver_plan.execution.program import Program
+from solver_plan.execution.model import Values
+from solver_plan.execution.programs import AnyProgram, RunnablePlan, RunnableProblem, compile_plan
 from solver_plan.execution.torch_pipelining import require_tested_version
-from solver_plan.parallelism.plan import ParallelismPlan
-from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.profiles.loading import load_description
+from solver_plan.execution.trainers import (
+    AnyBatch,
+    AnyModel,
+    Data,
+    as_batch,
+    make_batch,
+    make_executor,
+    require_model,
+    train_step,
+)
+from solver_plan.execution.waves.comparison import SliceComparison, compare_slices, slice_table, write_wave_trace
+from solver_plan.execution.waves.program import WaveProgram
+from solver_plan.profiles.loading import load_any_description
 
 _logger = logging.getLogger(__name__)
-
-Data = Iterable[Batch | Sequence[torch.Tensor | Values]]
-"""Global batches: a `Batch`, or (inputs, targets), each a tensor or several, as a `DataLoader` gives them."""
 
 
 @dataclass(frozen=True)
 class RunReport:
     """What came of a run. Under torchrun rank 0 has the reports of all ranks, the others their own."""
 
-    program: Program
+    program: AnyProgram
     losses: tuple[float, ...]
     """Of each step that was trained here."""
     reports: tuple[RankReport, ...]
@@ -51,9 +56,22 @@ class RunReport:
         return len(self.reports) == self.program.world_size and bool(self.losses)
 
     @property
-    def comparison(self) -> tuple[StageComparison, ...]:
-        """Predicted beside measured for each stage; empty unless the run `is_complete`."""
-        return compare(self.program, self.reports) if self.is_complete else ()
+    def comparison(self) -> tuple[StageComparison, ...] | tuple[SliceComparison, ...]:
+        """Predicted beside measured for each stage or slice; empty unless the run `is_complete`."""
+        if not self.is_complete:
+            return ()
+        if isinstance(self.program, WaveProgram):
+            return compare_slices(self.program, self.reports)
+        return compare(self.program, self.reports)
+
+    @property
+    def table(self) -> str:
+        """The comparison as a table for a terminal; empty unless the run `is_complete`."""
+        if not self.is_complete:
+            return ""
+        if isinstance(self.program, WaveProgram):
+            return slice_table(self.program, self.reports)
+        return comparison_table(compare(self.program, self.reports))
 
 
 @dataclass(frozen=True)
@@ -76,11 +94,11 @@ class Training:
 
 
 def run(
-    problem: ParallelismProblem,
-    plan: ParallelismPlan,
+    problem: RunnableProblem,
+    plan: RunnablePlan,
     training: Training,
     *,
-    model: Model | None = None,
+    model: AnyModel | None = None,
     local: int | None = None,
     restarts: int = 0,
     trace: str | Path | None = None,
@@ -137,11 +155,16 @@ def run(
     losses = tuple(step.loss for step in reports[0].steps)
     report = RunReport(program, losses, tuple(reports), training.steps - len(losses))
     if trace is not None and report.is_complete:
-        write_trace(trace, program, reports)
+        if isinstance(program, WaveProgram):
+            write_wave_trace(trace, program, reports)
+        else:
+            write_trace(trace, program, reports)
     return report
 
 
-def _run_here(program: Program, model: Model, training: Training, processes: int, restarts: int) -> list[RankReport]:
+def _run_here(
+    program: AnyProgram, model: AnyModel, training: Training, processes: int, restarts: int
+) -> list[RankReport]:
     _clean(training)
     for attempt in itertools.count(1):
         try:
@@ -168,8 +191,8 @@ def _clean(training: Training) -> None:
 
 
 def prepare(
-    problem: ParallelismProblem, plan: ParallelismPlan, *, model: Model | None, local: int | None
-) -> tuple[Program, Model]:
+    problem: RunnableProblem, plan: RunnablePlan, *, model: AnyModel | None, local: int | None
+) -> tuple[AnyProgram, AnyModel]:
     """Check everything that can be checked before a process or group is made; see `run`."""
     require_tested_version()
     if plan.problem_digest is None:
@@ -184,11 +207,11 @@ def prepare(
         )
     require_world_size(program.world_size, found)
     modules = _named_model(problem) if model is None else model
-    require_same_operators(program, modules)
+    require_model(program, modules)
     return program, modules
 
 
-def _require_usable(checkpoints: Checkpoints, model: Model, training: Training) -> None:
+def _require_usable(checkpoints: Checkpoints, model: AnyModel, training: Training) -> None:
     """Refuse a folder that cannot be written, and a checkpoint of another model, before any process starts."""
     prepare_folder(checkpoints.folder)
     found = last_whole(checkpoints.folder)
@@ -201,15 +224,15 @@ def _require_usable(checkpoints: Checkpoints, model: Model, training: Training) 
             )
 
 
-def _named_model(problem: ParallelismProblem) -> Model:
+def _named_model(problem: RunnableProblem) -> AnyModel:
     if problem.model is None:
         raise InputError("model: the problem names none; give one, as models/gpt.py:gpt3_1_3b")
     return load_model(problem.model)
 
 
-def load_model(source: str) -> Model:
+def load_model(source: str) -> AnyModel:
     """Return the modules of a model named as ``models/gpt.py:gpt3_1_3b``. Raises `InputError`."""
-    description = load_description(source)
+    description = load_any_description(source)
     if description.modules is None:
         raise InputError(f"model: {source!r} describes no torch modules (`modules`); it can be planned, not run")
     try:
@@ -220,14 +243,16 @@ def load_model(source: str) -> Model:
         raise InputError(
             f"model: `modules` of {source!r} raised {type(error).__name__}: {error}; correct the model file"
         ) from error
-    if not isinstance(found, Model):
-        raise InputError(f"model: {source!r} builds a {type(found).__name__}; `modules` returns a Model")
+    if not isinstance(found, AnyModel):
+        raise InputError(
+            f"model: {source!r} builds a {type(found).__name__}; `modules` returns a Model or a MultitaskModel"
+        )
     return found
 
 
-def _train(program: Program, model: Model, training: Training, device: torch.device | None) -> RankReport:
+def _train(program: AnyProgram, model: AnyModel, training: Training, device: torch.device | None) -> RankReport:
     ACTIVITY.begins("building the model")
-    executor = Executor(
+    executor = make_executor(
         program,
         model,
         optimizer=training.optimizer,
@@ -251,7 +276,7 @@ def _train(program: Program, model: Model, training: Training, device: torch.dev
         if batch is None:
             found = number - start.step
             raise InputError(f"data: {found} batches for {len(numbers)} steps; give data that can be read again")
-        step = executor.step(batch)
+        step = train_step(executor, batch)
         if training.on_step is not None and executor.rank == 0:
             training.on_step(number, step)
         is_finite = math.isfinite(step.loss)
@@ -267,7 +292,7 @@ def _train(program: Program, model: Model, training: Training, device: torch.dev
     return executor.report()
 
 
-def whole_batches(position: checkpoint.Position, program: Program) -> int:
+def whole_batches(position: checkpoint.Position, program: AnyProgram) -> int:
     """Return how many global batches a position in the data is."""
     count, rest = divmod(position.samples, program.global_batch)
     if rest:
@@ -278,7 +303,7 @@ def whole_batches(position: checkpoint.Position, program: Program) -> int:
     return count
 
 
-def batches(program: Program, model: Model, training: Training, skipped: int = 0) -> Iterator[Batch]:
+def batches(program: AnyProgram, model: AnyModel, training: Training, skipped: int = 0) -> Iterator[AnyBatch]:
     """Yield a global batch for each step, the same on every rank; data is read again from its start when it ends.
 
     The first batches are skipped: an earlier run has trained on them.
@@ -287,7 +312,7 @@ def batches(program: Program, model: Model, training: Training, skipped: int = 0
     if data is None:
         for number in itertools.count(skipped):
             generator = torch.Generator().manual_seed(training.seed * 1_000_003 + number)
-            yield _in_type(model.make_batch(program.global_batch, generator), training.dtype)
+            yield as_batch(make_batch(program, model, generator), training.dtype)
         return
     stream = _read_again(data)
     if isinstance(data, Sized) and len(data):
@@ -297,10 +322,10 @@ def batches(program: Program, model: Model, training: Training, skipped: int = 0
         for _ in itertools.islice(stream, skipped):
             pass
     for item in stream:
-        yield _in_type(item if isinstance(item, Batch) else Batch(*map(_values, item)), training.dtype)
+        yield as_batch(item, training.dtype)
 
 
-def _read_again(data: Data) -> Iterator[Batch | Sequence[torch.Tensor | Values]]:
+def _read_again(data: Data) -> Iterator[AnyBatch | Sequence[torch.Tensor | Values]]:
     while True:
         count = 0
         for item in data:
@@ -308,19 +333,6 @@ def _read_again(data: Data) -> Iterator[Batch | Sequence[torch.Tensor | Values]]
             yield item
         if not count:
             return
-
-
-def _values(part: torch.Tensor | Values) -> Values:
-    return (part,) if isinstance(part, torch.Tensor) else tuple(part)
-
-
-def _in_type(batch: Batch, dtype: torch.dtype) -> Batch:
-    """Return a batch whose floating-point tensors have the type that the model computes in."""
-
-    def cast(values: Values) -> Values:
-        return tuple(value.to(dtype) if value.is_floating_point() else value for value in values)
-
-    return dataclasses.replace(batch, inputs=cast(batch.inputs), targets=cast(batch.targets))
 
 
 def _gathered(report: RankReport) -> list[RankReport]:

@@ -11,6 +11,7 @@ from types import ModuleType
 
 from solver_plan.errors import InputError
 from solver_plan.profiles.description import ModelDescription
+from solver_plan.profiles.multitask import MultitaskDescription
 
 _LOG = logging.getLogger(__name__)
 _ROOT_MARKS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
@@ -29,17 +30,32 @@ def load_description(source: str) -> ModelDescription:
     InputError
         If there is no such file, module or function, or it does not return a `ModelDescription`.
     """
+    found = _described(source)
+    if not isinstance(found, ModelDescription):
+        raise InputError(f"{source}: found {type(found).__name__} returned; the function returns a ModelDescription")
+    return found
+
+
+def load_any_description(source: str) -> ModelDescription | MultitaskDescription:
+    """Return a description of a model of one task or of several; see `load_description`."""
+    found = _described(source)
+    if not isinstance(found, ModelDescription | MultitaskDescription):
+        raise InputError(
+            f"{source}: found {type(found).__name__} returned; the function returns a ModelDescription, "
+            "or a MultitaskDescription"
+        )
+    return found
+
+
+def _described(source: str) -> object:
     function = load_function(source)
     try:
-        found = function()
+        return function()
     except InputError:
         raise
     except Exception as error:
         _LOG.debug("describing %s failed", source, exc_info=True)
         raise InputError(f"{source}: the function raised {_one_line(error)}; correct the model file") from None
-    if not isinstance(found, ModelDescription):
-        raise InputError(f"{source}: found {type(found).__name__} returned; the function returns a ModelDescription")
-    return found
 
 
 def load_function(source: str) -> Callable[[], object]:

@@ -61,6 +61,7 @@ def problem_from_operators(
     *,
     accelerator: Accelerator | None = None,
     phases: Phases = "fused",
+    model: str | None = None,
     tensor_parallel: Sequence[int] = (1,),
     pieces: int = 3,
     points: Mapping[str, Sequence[tuple[int, float]]] | None = None,
@@ -77,6 +78,8 @@ def problem_from_operators(
         Rates of a device; None: the defaults.
     phases
         Of the problem.
+    model
+        What the problem names for execution, as ``models/multitask_clip.py:clip4``.
     tensor_parallel
         Degrees to offer; with any but 1 components have modes.
     pieces
@@ -98,6 +101,7 @@ def problem_from_operators(
     return WavefrontProblem(
         cluster=cluster,
         phases=phases,
+        model=model,
         components=tuple(components),
         edges=tuple((before.name, after.name) for before, after in edges),
     )
@@ -152,6 +156,7 @@ def _component(
         activation_bytes_per_layer=one.activation_bytes if plain else 0,
         gradient_bytes_per_layer=gradient if plain else 0,
         output_bytes=one.output_bytes,
+        batch=one.batch,
     )
 
 

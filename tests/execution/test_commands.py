@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 from solver_plan.cli import main
 from solver_plan.documents import write_document
 from solver_plan.errors import RunFailedError
-from solver_plan.execution.program import read_program
+from solver_plan.execution.programs import read_program
 from solver_plan.profiles.loading import load_description
 from tests.execution.cases import plan, problem, stage
 

@@ -11,7 +11,8 @@ from solver_plan.errors import InvalidPlanError, NotExecutableError, PlanMismatc
 from solver_plan.execution.actions import parse_action
 from solver_plan.execution.compile import compile_plan
 from solver_plan.execution.orders import Durations, play
-from solver_plan.execution.program import Program, describe, difference, program_text, read_program
+from solver_plan.execution.program import Program, describe, difference, program_text
+from solver_plan.execution.programs import read_program
 from solver_plan.execution.transfers import Side, transfers
 from solver_plan.execution.verify import verify
 from solver_plan.parallelism.plan import Layout

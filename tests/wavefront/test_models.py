@@ -1,8 +1,8 @@
-import networkx as nx
 import pytest
 
 from models import multitask_clip, ofasys, qwen_val
 from solver_plan.errors import InputError
+from solver_plan.profiles.multitask import MultitaskDescription
 from solver_plan.wavefront.contraction import OperatorNode, contract, operator_graph
 from solver_plan.wavefront.from_operators import problem_from_operators
 from solver_plan.wavefront.instance import instance_of
@@ -15,7 +15,7 @@ def cluster(devices: int) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("graph", "components", "edges"),
+    ("model", "components", "edges"),
     [
         (multitask_clip.clip4(), 8, 0),
         (multitask_clip.clip7(), 14, 0),
@@ -25,15 +25,15 @@ def cluster(devices: int) -> Cluster:
         (qwen_val.qwen_val_7b(), 7, 4),
     ],
 )
-def test_families_contract_into_chains(graph: "nx.DiGraph[OperatorNode]", components: int, edges: int) -> None:
-    made = problem_from_operators(graph, cluster(16))
+def test_families_contract_into_chains(model: MultitaskDescription, components: int, edges: int) -> None:
+    made = problem_from_operators(model.operators, cluster(16))
     assert (len(made.components), len(made.edges)) == (components, edges)
-    assert sum(component.layers for component in made.components) == graph.number_of_nodes()
+    assert sum(component.layers for component in made.components) == model.operators.number_of_nodes()
 
 
 def test_parameters_are_as_published() -> None:
-    def billions(graph: "nx.DiGraph[OperatorNode]") -> float:
-        return sum({operator.weights: operator.parameters for operator in graph}.values()) / 1e9
+    def billions(model: MultitaskDescription) -> float:
+        return sum({operator.weights: operator.parameters for operator in model.operators}.values()) / 1e9
 
     assert billions(multitask_clip.clip10()) == pytest.approx(1.20, rel=0.2)
     assert billions(ofasys.ofasys7()) == pytest.approx(0.66, rel=0.35)  # without embeddings; adaptors are a guess
@@ -43,7 +43,7 @@ def test_parameters_are_as_published() -> None:
 
 
 def test_tasks_share_weights_layer_by_layer() -> None:
-    instance = instance_of(problem_from_operators(ofasys.ofasys4(), cluster(16)))
+    instance = instance_of(problem_from_operators(ofasys.ofasys4().operators, cluster(16)))
     names = [component.name for component in instance.problem.components]
     encoders = {instance.parameters[at] for at, name in enumerate(names) if name.endswith("/encoder")}
     decoders = {instance.parameters[at] for at, name in enumerate(names) if name.endswith("/decoder")}
@@ -52,7 +52,7 @@ def test_tasks_share_weights_layer_by_layer() -> None:
 
 
 def test_tensor_parallel_modes_shard_the_state() -> None:
-    made = problem_from_operators(qwen_val.qwen_val_70b(), cluster(64), tensor_parallel=(4, 8))
+    made = problem_from_operators(qwen_val.qwen_val_70b().operators, cluster(64), tensor_parallel=(4, 8))
     language = made.component_of["VL/llm"]
     assert language.modes is not None
     by_degree = {mode.degrees["tensor_parallel"]: mode for mode in language.modes if mode.degrees is not None}
@@ -60,7 +60,7 @@ def test_tensor_parallel_modes_shard_the_state() -> None:
 
 
 def test_frozen_encoders_have_no_backward() -> None:
-    made = problem_from_operators(qwen_val.qwen_val_7b_frozen(), cluster(32), phases="forward_backward")
+    made = problem_from_operators(qwen_val.qwen_val_7b_frozen().operators, cluster(32), phases="forward_backward")
     modes = made.component_of["VL/vit"].modes
     assert modes is not None
     assert {mode.backward_ms for mode in modes} == {0.0}

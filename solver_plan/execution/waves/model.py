@@ -35,9 +35,13 @@ MultitaskBatch = Mapping[str, TaskBatch]
 """Samples of one step, by task; a task that is not named is absent from the step."""
 
 
-def chain_of(given: Sequence[Values], data: Values) -> Values:
+Given = Mapping[str, Values]
+"""Outputs of components, by name, in the order of the problem."""
+
+
+def chain_of(given: Given, data: Values) -> Values:
     """Return what a first layer is called with by default: what the predecessors give, in order, then the data."""
-    return (*(value for values in given for value in values), *data)
+    return (*(value for values in given.values() for value in values), *data)
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class ComponentModel:
 
     weights: str
     """Name of its layers in `MultitaskModel.weights`; components with the same name share them."""
-    enter: Callable[[Sequence[Values], Values], Values] = chain_of
-    """(outputs of each predecessor, own data) -> what the first layer is called with; it has no weights."""
+    enter: Callable[[Given, Values], Values] = chain_of
+    """(outputs of its predecessors, own data) -> what the first layer is called with; it has no weights."""
     trained: bool = True
     """False: frozen, as the problem says by a backward_ms of 0."""
 
@@ -56,8 +60,8 @@ class ComponentModel:
 class Objective:
     """The loss of a task."""
 
-    loss: Callable[[Sequence[Values], Values], torch.Tensor]
-    """(outputs of each component that nothing follows, targets) -> sum of the losses of the samples given; execution
+    loss: Callable[[Given, Values], torch.Tensor]
+    """(outputs of the components that nothing follows, targets) -> sum of the losses of the samples given; execution
     divides by the task's batch and adds the tasks up."""
     whole_batch: bool = False
     """Its samples depend on one another, as in a contrastive loss: it is given the whole batch."""
@@ -167,7 +171,7 @@ def shapes_between(program: WaveProgram, model: MultitaskModel, dtype: torch.dty
     for index in _topological(program):
         component = program.components[index]
         described = model.components[component.name]
-        given = [left[before] for before, after in program.edges if after == index]
+        given = {program.components[a].name: left[a] for a, b in program.edges if b == index}
         own = values_without_storage(batch[component.task].inputs.get(component.name, ()), dtype)
         data[component.name] = shapes_of(own)
         with torch.set_grad_enabled(component.trained):
@@ -195,7 +199,7 @@ def _example(program: WaveProgram, model: MultitaskModel) -> MultitaskBatch:
     return batch
 
 
-def _entered(name: str, described: ComponentModel, given: Sequence[Values], own: Values) -> Values:
+def _entered(name: str, described: ComponentModel, given: Given, own: Values) -> Values:
     try:
         return described.enter(given, own)
     except Exception as error:

@@ -126,6 +126,19 @@ class WaveProgram(ProgramDocument):
         """Names of the tasks."""
         return tuple(dict.fromkeys(component.task for component in self.components))
 
+    @property
+    def task_samples(self) -> dict[str, int]:
+        """Samples of each task in one iteration."""
+        found: dict[str, int] = {}
+        for component in self.components:
+            found.setdefault(component.task, component.batch)
+        return found
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of all tasks in one iteration."""
+        return sum(self.task_samples.values())
+
     @cached_property
     def slices_of_component(self) -> tuple[tuple[int, ...], ...]:
         """Slices of each component, in the order of its layers."""

@@ -19,7 +19,7 @@ from solver_plan.execution.moving import Move, begin_move
 from solver_plan.execution.torch_pipelining import failing_as
 from solver_plan.execution.transfers import Side
 from solver_plan.execution.waves.actions import WaveAction, WaveActionKind
-from solver_plan.execution.waves.model import ModelShapes, MultitaskBatch, MultitaskModel
+from solver_plan.execution.waves.model import Given, ModelShapes, MultitaskBatch, MultitaskModel
 from solver_plan.execution.waves.program import WaveProgram
 from solver_plan.execution.waves.weights import RankWeights
 
@@ -97,7 +97,7 @@ class RunningStep:
         program, index = self._program, action.number
         piece = program.slices[index]
         component = program.components[piece.component]
-        given = [self._receive(link) for link in program.links_into[index]]
+        given = self._receive_all(index)
         start = self._part.clock.mark()
         module = self._part.weights.slices[index]
         rows = self._batch[component.task].inputs.get(component.name, ())
@@ -106,7 +106,7 @@ class RunningStep:
                 own = self._rows(rows, piece.side, component.batch)
                 values = self._part.model.components[component.name].enter(given, own)
             else:
-                (values,) = given
+                (values,) = given.values()
             with self._part.memory.forward(index, 0, module):
                 self._outputs[index] = module(*values)
         self._part.clock.record(action, start)
@@ -121,6 +121,14 @@ class RunningStep:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed((self._seed * 10_007 + index) * 10_007 + side.place(self._part.rank)[0])
             yield
+
+    def _receive_all(self, site: int) -> Given:
+        """Return what came over each link into a site, by the component that it comes from."""
+        program = self._program
+        return {
+            program.components[program.slices[program.links[link].before].component].name: self._receive(link)
+            for link in program.links_into[site]
+        }
 
     def _receive(self, link: int) -> Values:
         """Return what came over a link, as leaves."""
@@ -205,14 +213,16 @@ class RunningStep:
         site = len(program.slices) + number
         side, batch = program.side(site), program.batch_of(site)
         objective = self._part.model.objectives[described.task]
-        outputs = [self._receive(link) for link in program.links_into[site]]
+        outputs = self._receive_all(site)
         start = self._part.clock.mark()
         replica, tensor_rank = side.place(self._part.rank)
         targets = self._batch[described.task].targets
         if objective.whole_batch:
             group = described.data_groups[tensor_rank]
             if group is not None:
-                outputs = [_gathered(values, self._part.groups[group], replica) for values in outputs]
+                outputs = {
+                    name: _gathered(values, self._part.groups[group], replica) for name, values in outputs.items()
+                }
             targets = tuple(value.to(self._part.device) for value in targets)
         else:
             targets = self._rows(targets, side, batch)

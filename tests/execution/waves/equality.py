@@ -73,13 +73,13 @@ def _loss_of(
         if component.task != task:
             continue
         described = model.components[component.name]
-        given = [left[before] for before, after in program.edges if after == index]
+        given = {program.components[a].name: left[a] for a, b in program.edges if b == index}
         values = described.enter(given, batch.inputs.get(component.name, ()))
         with torch.set_grad_enabled(described.trained):
             for module in modules[described.weights]:
                 values = module(*values)
         left[index] = values
-    ends = [values for index, values in left.items() if index not in followed]
+    ends = {program.components[i].name: values for i, values in left.items() if i not in followed}
     samples = next(component.batch for component in program.components if component.task == task)
     return model.objectives[task].loss(ends, batch.targets) / samples
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from solver_plan.execution.model import Layer, TensorParallel, Values
 from solver_plan.execution.waves.model import (
     ComponentModel,
+    Given,
     MultitaskBatch,
     MultitaskModel,
     Objective,
@@ -94,13 +95,13 @@ WEIGHTS = {
 """An encoder has three layers, one of a pair two, the text model three."""
 
 
-def cross_entropy(outputs: Sequence[Values], targets: Values) -> torch.Tensor:
-    (logits,), (wanted,) = outputs[0], targets
+def cross_entropy(outputs: Given, targets: Values) -> torch.Tensor:
+    ((logits,),), (wanted,) = outputs.values(), targets
     return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum") / LENGTH
 
 
-def contrastive(outputs: Sequence[Values], targets: Values) -> torch.Tensor:
-    (one,), (other,) = outputs
+def contrastive(outputs: Given, targets: Values) -> torch.Tensor:
+    (one,), (other,) = outputs.values()
     scores = one @ other.T / 0.2
     right = torch.arange(len(one))
     return (
