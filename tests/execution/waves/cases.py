@@ -55,7 +55,7 @@ def problem(
     )
 
 
-Piece = tuple[str, tuple[int, int], Sequence[int], int]
+Piece = tuple[str, tuple[int, int], Sequence[int], int | None]
 """Component, layers, devices, mode."""
 
 

@@ -96,8 +96,12 @@ WEIGHTS = {
 
 
 def cross_entropy(outputs: Given, targets: Values) -> torch.Tensor:
-    ((logits,),), (wanted,) = outputs.values(), targets
-    return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum") / LENGTH
+    (wanted,) = targets
+    losses = [
+        nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum") / LENGTH
+        for (logits,) in outputs.values()
+    ]
+    return torch.stack(losses).sum()
 
 
 def contrastive(outputs: Given, targets: Values) -> torch.Tensor:
