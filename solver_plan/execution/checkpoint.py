@@ -31,11 +31,10 @@ from solver_plan.execution.checkpoint_state import (
     State,
     Targets,
     TrainedPart,
+    Weights,
     require_same_weights,
     state_to_save,
-    weights_of,
 )
-from solver_plan.execution.model import Model
 
 Result = TypeVar("Result")
 
@@ -60,9 +59,9 @@ class Identity:
     plan_digest: str
 
 
-def require_same_model(path: Path, record: CheckpointRecord, model: Model, dtype: torch.dtype, seed: int) -> None:
+def require_same_model(path: Path, record: CheckpointRecord, weights: Weights, seed: int) -> None:
     """Raise `CheckpointError` if a checkpoint is of another model, precision or seed; before any process starts."""
-    require_same_weights(_metadata(path), weights_of(model, dtype), str(path))
+    require_same_weights(_metadata(path), weights, str(path))
     if record.seed != seed:
         raise CheckpointError(
             f"{path}: its run has seed {record.seed}, this one {seed}: data made on the fly would be other; "

@@ -23,6 +23,8 @@ _NUMBER = "number:"
 """Before the name of optimizer state that is a Python number and no tensor."""
 
 State = dict[str, torch.Tensor]
+Weights = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+"""Shape and type of every weight and persistent buffer of a model, by name."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def tensors_of(module: nn.Module) -> State:
     return {key: value for key, value in module.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
 
 
-def weights_of(model: Model, dtype: torch.dtype) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def weights_of(model: Model, dtype: torch.dtype) -> Weights:
     """Return shape and type of every weight and persistent buffer of a model, by name, without any storage."""
     shared = shared_users(model)
     found: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
@@ -67,9 +69,7 @@ def weights_of(model: Model, dtype: torch.dtype) -> dict[str, tuple[tuple[int, .
     return found
 
 
-def require_same_weights(
-    saved: Mapping[str, object], weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], checkpoint: str
-) -> None:
+def require_same_weights(saved: Mapping[str, object], weights: Weights, checkpoint: str) -> None:
     """Raise `CheckpointError` unless a checkpoint holds the weights of this model in this precision.
 
     Parameters
@@ -77,7 +77,7 @@ def require_same_weights(
     saved
         What the checkpoint's metadata says of each tensor.
     weights
-        From `weights_of`.
+        Of the model.
     checkpoint
         Its name, for messages.
     """

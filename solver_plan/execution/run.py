@@ -31,6 +31,7 @@ from solver_plan.execution.trainers import (
     make_executor,
     require_model,
     train_step,
+    weights_of_model,
 )
 from solver_plan.execution.waves.comparison import SliceComparison, compare_slices, slice_table, write_wave_trace
 from solver_plan.execution.waves.program import WaveProgram
@@ -217,7 +218,7 @@ def _require_usable(checkpoints: Checkpoints, model: AnyModel, training: Trainin
     found = last_whole(checkpoints.folder)
     if found is not None:
         path, record = found
-        checkpoint.require_same_model(path, record, model, training.dtype, training.seed)
+        checkpoint.require_same_model(path, record, weights_of_model(model, training.dtype), training.seed)
         if record.step > training.steps:
             raise InputError(
                 f"steps: found {training.steps}, {path} has {record.step} already; train more, or choose another folder"

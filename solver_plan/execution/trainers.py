@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from solver_plan.errors import InputError, NotExecutableError
+from solver_plan.execution.checkpoint_state import Weights, weights_of
 from solver_plan.execution.comparison import Step
 from solver_plan.execution.executor import Executor, MakeOptimizer
 from solver_plan.execution.model import Batch, Model, Values, require_same_operators
@@ -14,6 +15,7 @@ from solver_plan.execution.programs import AnyProgram
 from solver_plan.execution.waves.executor import WaveExecutor
 from solver_plan.execution.waves.model import MultitaskBatch, MultitaskModel, TaskBatch, require_same_components
 from solver_plan.execution.waves.program import WaveProgram
+from solver_plan.execution.waves.weights import multitask_weights
 
 AnyModel = Model | MultitaskModel
 AnyBatch = Batch | MultitaskBatch
@@ -56,6 +58,11 @@ def make_executor(
         )
     assert isinstance(model, Model)
     return Executor(program, model, optimizer=optimizer, seed=seed, dtype=dtype, device=device, timeout_s=timeout_s)
+
+
+def weights_of_model(model: AnyModel, dtype: torch.dtype) -> Weights:
+    """Return shape and type of every weight and persistent buffer of a model, by name, without any storage."""
+    return multitask_weights(model, dtype) if isinstance(model, MultitaskModel) else weights_of(model, dtype)
 
 
 def train_step(executor: AnyExecutor, batch: AnyBatch) -> Step:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from solver_plan.errors import InputError
+from solver_plan.execution.checkpoint_state import Held
 from solver_plan.execution.clock import StepClock
 from solver_plan.execution.comparison import RankReport, Step
 from solver_plan.execution.executor import MakeOptimizer, adamw, default_device
@@ -99,12 +100,8 @@ class WaveExecutor:
         self.seed_random(seed, 0)
 
     def seed_random(self, seed: int, step: int) -> None:
-        """Seed torch's generators of this rank for the steps from `step` on.
-
-        A slice on several tensor ranks is seeded for itself each time: what each of them computes whole stays equal.
-        """
-        self._seed = (seed * 1_000_003 + step) % (1 << 31)
-        torch.manual_seed(self._seed * 10_007 + self.rank)
+        """Seed torch's generators of this rank for the steps from `step` on."""
+        torch.manual_seed(((step * 1_000_003 + seed) * 10_007 + self.rank) % (1 << 63))
 
     def step(self, batch: MultitaskBatch) -> Step:
         """Train on the samples of the tasks that a batch names, the same on every rank; each takes the rows it needs.
@@ -115,12 +112,12 @@ class WaveExecutor:
             If the batch does not fit the program, or the ranks were given batches of different tasks.
         """
         self._require_whole(batch)
-        self._require_same_tasks(batch)
+        seed = self._agree(batch)
         began_s, began = time.time(), time.perf_counter()
         self.part.clock.begin()
         self.zero_gradients()
         self.part.sample_memory()
-        running = RunningStep(self.part, batch, self._seed + len(self.steps))
+        running = RunningStep(self.part, batch, seed)
         for action in self._actions:
             running.run(action)
         running.end()
@@ -161,6 +158,10 @@ class WaveExecutor:
             name: {key: full(p.detach()).cpu() for key, p in module.named_parameters()}
             for name, module in self.part.weights.layers()
         }
+
+    def held(self) -> list[Held]:
+        """Return the weights and persistent buffers of this rank, by names that no plan changes."""
+        return self.part.weights.held()
 
     def operators(self) -> dict[str, nn.Module]:
         """Return the module of each layer on this rank, by ``WEIGHTS.LAYER``."""
@@ -205,17 +206,23 @@ class WaveExecutor:
                     "a task's samples, or none"
                 )
 
-    def _require_same_tasks(self, batch: MultitaskBatch) -> None:
-        """Refuse, on every rank, a step whose tasks are not the same on all: ranks would wait for each other."""
-        there = torch.tensor([task in batch for task in self.program.tasks], dtype=torch.int64, device=self.device)
-        count = there.clone()
-        dist.all_reduce(count)
-        for task, ranks in zip(self.program.tasks, count.tolist(), strict=True):
+    def _agree(self, batch: MultitaskBatch) -> int:
+        """Return a seed that all ranks have for this step: the first one draws it from its generator.
+
+        Refuses, on every rank, a step whose tasks are not the same on all: they would wait for each other.
+        """
+        there = [task in batch for task in self.program.tasks]
+        drawn = int(torch.randint(1 << 31, ())) if self.rank == 0 else 0
+        told = torch.tensor([*there, drawn], dtype=torch.int64, device=self.device)
+        dist.all_reduce(told)
+        *counts, seed = told.tolist()
+        for task, ranks in zip(self.program.tasks, counts, strict=True):
             if ranks not in (0, self.program.world_size):
                 raise InputError(
                     f"batch: task {task!r} is there on {ranks} of {self.program.world_size} ranks; give every rank the "
                     "same batches"
                 )
+        return int(seed)
 
     def _global_losses(self, losses: Mapping[int, torch.Tensor]) -> list[float]:
         """Sum each task's loss over its ranks, and tell every rank."""

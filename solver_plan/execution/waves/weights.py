@@ -7,12 +7,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from solver_plan.execution.checkpoint_state import Held, Weights, tensors_of
 from solver_plan.execution.groups import TENSOR
-from solver_plan.execution.model import build_module
+from solver_plan.execution.model import build_module, without_storage
 from solver_plan.execution.sharding import local, sum_gradients, sum_shared_gradients
 from solver_plan.execution.stage import SegmentModule, Splits, parallelize, place_behind, whole_again
 from solver_plan.execution.waves.model import MultitaskModel
-from solver_plan.execution.waves.program import Reduction, WaveProgram
+from solver_plan.execution.waves.program import Reduction, WaveProgram, copies_of
 
 Ranks = tuple[int, ...]
 
@@ -96,6 +97,21 @@ class RankWeights:
             for ranks in sorted(copies):
                 yield f"{self.name_of(weights)}.{layer}", copies[ranks]
 
+    def held(self) -> list[Held]:
+        """Return the weights and persistent buffers of all copies on this rank.
+
+        Of the copies of a weight, those that are split as the first one speak for it; of a buffer, which each copy has
+        its own of, the first one alone.
+        """
+        found: list[Held] = []
+        for (weights, layer), copies in self.copies.items():
+            first = min(copies_of(self.program, weights, layer))
+            for ranks, module in copies.items():
+                for key, tensor in tensors_of(module).items():
+                    speaks = ranks == first or (len(ranks) == len(first) and isinstance(tensor, nn.Parameter))
+                    found.append(Held(f"{self.name_of(weights)}.{layer}/{key}", tensor, speaks))
+        return found
+
     def modules(self) -> list[nn.Module]:
         """Return all copies."""
         return [module for copies in self.copies.values() for module in copies.values()]
@@ -146,3 +162,13 @@ class RankWeights:
         for parameters in zip(*(copies[ranks].parameters() for ranks in ordered), strict=True):
             if parameters[0].requires_grad:
                 sum_shared_gradients(parameters, [ranks[0] == self.rank for ranks in ordered], group)
+
+
+def multitask_weights(model: MultitaskModel, dtype: torch.dtype) -> Weights:
+    """Return shape and type of every weight and persistent buffer of a model, by name, without any storage."""
+    return {
+        f"{name}.{number}/{key}": (tuple(tensor.shape), tensor.dtype)
+        for name, layers in model.weights.items()
+        for number, layer in enumerate(layers)
+        for key, tensor in tensors_of(without_storage(layer, dtype)).items()
+    }
