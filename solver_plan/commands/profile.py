@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from solver_plan.profiles.cluster import ClusterDescription
     from solver_plan.profiles.description import ModelDescription
 
+WAVEFRONT_OPTIONS = ("phases", "tensor_parallel")
 OFFLOAD_OPTIONS = (
     "micro_batch",
     "recompute",
@@ -36,9 +37,14 @@ OFFLOAD_OPTIONS = (
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="FILE:FUNCTION", help="as models/gpt.py:gpt3_1_3b or package.module:function")
     parser.add_argument("--cluster", required=True, help="a TOML file, or the name of a machine that comes along")
-    parser.add_argument("--global-batch", type=positive, required=True, help="samples of one iteration")
-    parser.add_argument("--kind", choices=("parallelism", "offload"), default="parallelism", help="of the problem")
+    parser.add_argument("--global-batch", type=positive, help="samples of one iteration; not for wavefront problems")
+    parser.add_argument(
+        "--kind", choices=("parallelism", "wavefront", "offload"), default="parallelism", help="of the problem"
+    )
     add_out(parser, "problem")
+    tasks = parser.add_argument_group("wavefront problems only, of several tasks, whose batches the model says")
+    tasks.add_argument("--phases", choices=("fused", "forward_backward"), help="plan the backward for itself, too")
+    tasks.add_argument("--tensor-parallel", type=positives, metavar="A,B", help="degrees to offer (default 1)")
     group = parser.add_argument_group("offload problems only, of one device and its host")
     group.add_argument("--micro-batch", type=positive, metavar="M", help="samples of a micro-step (default: all)")
     group.add_argument("--recompute", choices=("none", "block"), help="run each block's forward again (default none)")
@@ -57,11 +63,15 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    given = [name for name in OFFLOAD_OPTIONS if getattr(arguments, name) is not None]
-    if given and arguments.kind != "offload":
-        raise InputError(
-            f"--{given[0].replace('_', '-')} is for offload problems; give --kind offload, or leave it out"
-        )
+    for kind, options in (("offload", OFFLOAD_OPTIONS), ("wavefront", WAVEFRONT_OPTIONS)):
+        given = [name for name in options if getattr(arguments, name) is not None]
+        if given and arguments.kind != kind:
+            raise InputError(
+                f"--{given[0].replace('_', '-')} is for {kind} problems; give --kind {kind}, or leave it out"
+            )
+    if (arguments.global_batch is None) != (arguments.kind == "wavefront"):
+        rule = "the model says the batch of each task; leave it out" if arguments.global_batch else "give it"
+        raise InputError(f"--global-batch: found {arguments.global_batch or 'none'}; {rule} with kind {arguments.kind}")
     require_writable(arguments.out)
     if arguments.menu is not None:
         require_writable(arguments.menu)
@@ -71,6 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.profiles.loading import load_description
 
     cluster = read_cluster(arguments.cluster)
+    if arguments.kind == "wavefront":
+        return _wavefront(arguments, cluster)
     description = load_description(arguments.model)
     if arguments.kind == "offload":
         return _offload(arguments, description, cluster)
@@ -79,6 +91,25 @@ def _run(arguments: argparse.Namespace) -> int:
     problem = profile(description, cluster, arguments.global_batch, model=arguments.model)
     write_out(problem, arguments.out)
     what = f"{description.name}: {len(problem.operators)} operators, {problem.cluster.devices} devices"
+    print(what, file=people(arguments.out == STANDARD_OUTPUT))
+    return 0
+
+
+def _wavefront(arguments: argparse.Namespace, cluster: "ClusterDescription") -> int:
+    from solver_plan.profiles.loading import load_multitask_description
+    from solver_plan.profiles.wavefront import profile_wavefront
+
+    description = load_multitask_description(arguments.model)
+    problem = profile_wavefront(
+        description,
+        cluster,
+        phases=arguments.phases or "fused",
+        tensor_parallel=arguments.tensor_parallel or (1,),
+        model=arguments.model,
+    )
+    write_out(problem, arguments.out)
+    tasks = len({component.task for component in problem.components})
+    what = f"{description.name}: {tasks} tasks, {len(problem.components)} components, {problem.cluster.devices} devices"
     print(what, file=people(arguments.out == STANDARD_OUTPUT))
     return 0
 

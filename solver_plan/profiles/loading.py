@@ -36,6 +36,17 @@ def load_description(source: str) -> ModelDescription:
     return found
 
 
+def load_multitask_description(source: str) -> MultitaskDescription:
+    """Return the description of a model of several tasks; see `load_description`."""
+    found = _described(source)
+    if not isinstance(found, MultitaskDescription):
+        raise InputError(
+            f"{source}: found {type(found).__name__} returned; for several tasks the function returns a "
+            "MultitaskDescription"
+        )
+    return found
+
+
 def load_any_description(source: str) -> ModelDescription | MultitaskDescription:
     """Return a description of a model of one task or of several; see `load_description`."""
     found = _described(source)
