@@ -76,3 +76,16 @@ def test_the_wavefront_example_of_the_readme_runs(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "bound" in shown.stdout
     assert "<svg" in (tmp_path / "clip4.html").read_text()
+
+
+def test_the_wavefront_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    section = README.split("## Several tasks")[1].split("\n## ")[0]
+    commands = [each for each in re.findall(r"^solver-plan (.+)$", section, re.MULTILINE) if "tiny" in each]
+    assert [command.split()[0] for command in commands] == ["profile", "plan", "compile", "run"]
+    monkeypatch.chdir(tmp_path)
+    for typed in commands:
+        command = typed.replace("--time-limit 2", "--heuristic spindle")
+        words = [word.replace("models/", f"{PROJECT}/models/") for word in shlex.split(command)]
+        assert main(words) == 0, command
+    assert (tmp_path / "tiny.trace.json").exists()
