@@ -64,7 +64,10 @@ def _run(arguments: argparse.Namespace) -> int:
         checkpoints = Checkpoints(Path(arguments.checkpoint), every=arguments.checkpoint_every)
 
     def tell(number: int, step: "Step") -> None:
-        print(f"step {number + 1}: loss {step.loss:.6f}, {step.seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
+        tasks = ", ".join(f"{task} {loss:.6f}" for task, loss in (step.losses or {}).items())
+        of_tasks = f" ({tasks})" if tasks else ""
+        told = f"step {number + 1}: loss {step.loss:.6f}{of_tasks}, {step.seconds * 1e3:.1f} ms"
+        print(told, file=sys.stderr, flush=True)
 
     report = run(
         problem,

@@ -16,7 +16,7 @@ from solver_plan.execution.waves.program import (
     Reduction,
     SliceProgram,
     WaveProgram,
-    copies_of,
+    reduced_parts,
 )
 from solver_plan.execution.waves.verify import verify_waves
 from solver_plan.wavefront.check import check
@@ -258,14 +258,3 @@ def _reductions(program: WaveProgram, groups: DistinctGroups) -> tuple[Reduction
         )
         for (ranks, tensor_rank), layers in shared.items()
     )
-
-
-def reduced_parts(program: WaveProgram, weights: int, layer: int) -> list[tuple[tuple[int, ...], int | None]]:
-    """Return which ranks sum which part of the gradients of a layer; empty where it has one copy."""
-    copies = copies_of(program, weights, layer)
-    if len(copies) == 1:
-        return []
-    degrees = {len(ranks) for ranks in copies}
-    if len(degrees) > 1:
-        return [(tuple(sorted({rank for ranks in copies for rank in ranks})), None)]
-    return [(tuple(sorted({ranks[k] for ranks in copies})), k) for k in range(degrees.pop())]

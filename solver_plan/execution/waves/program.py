@@ -245,6 +245,17 @@ def copies_of(program: WaveProgram, weights: int, layer: int) -> dict[tuple[int,
     return found
 
 
+def reduced_parts(program: WaveProgram, weights: int, layer: int) -> list[tuple[tuple[int, ...], int | None]]:
+    """Return which ranks sum which part of the gradients of a layer; empty where it has one copy."""
+    copies = copies_of(program, weights, layer)
+    if len(copies) == 1:
+        return []
+    degrees = {len(ranks) for ranks in copies}
+    if len(degrees) > 1:
+        return [(tuple(sorted({rank for ranks in copies for rank in ranks})), None)]
+    return [(tuple(sorted({ranks[k] for ranks in copies})), k) for k in range(degrees.pop())]
+
+
 def describe_waves(program: WaveProgram) -> str:
     """Return the program as text for a terminal: groups, slices, losses, reductions, and the order of the actions."""
     moving = sum(not program.in_place(link) for link in program.links)

@@ -10,7 +10,7 @@ from collections import Counter
 from solver_plan.execution.verify import fault, require_all_rows, require_distinct, require_group
 from solver_plan.execution.waves.actions import WaveAction, WaveActionKind
 from solver_plan.execution.waves.order import needs
-from solver_plan.execution.waves.program import WaveProgram, reducing_ranks
+from solver_plan.execution.waves.program import WaveProgram, reduced_parts, reducing_ranks
 
 
 def verify_waves(program: WaveProgram) -> None:
@@ -96,8 +96,6 @@ def _links_are_complete(program: WaveProgram) -> None:
 
 def _reductions_are_complete(program: WaveProgram) -> None:
     """Every part of a layer that has several copies, and is trained by any component, is summed once by its ranks."""
-    from solver_plan.execution.waves.compile import reduced_parts
-
     trained = {component.weights for component in program.components if component.trained}
     expected = Counter(
         (weights, layer, ranks, tensor_rank)
