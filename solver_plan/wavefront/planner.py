@@ -17,7 +17,7 @@ from solver_plan.wavefront.check import evaluate
 from solver_plan.wavefront.heuristics.allotted import allotted_lists
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
 from solver_plan.wavefront.heuristics.placement import place_waves
-from solver_plan.wavefront.heuristics.spindle import SETTINGS, Wave, spindle_waves
+from solver_plan.wavefront.heuristics.spindle import Wave, waves_of_each_setting
 from solver_plan.wavefront.infeasible import place_or_explain, refuse_what_cannot_fit
 from solver_plan.wavefront.instance import Instance, instance_of
 from solver_plan.wavefront.plan import WavefrontPlan
@@ -153,11 +153,11 @@ def fits(instance: Instance, schedule: Schedule) -> bool:
 def _spindle(instance: Instance, clock: Clock) -> list[list[Wave]]:
     """Return Spindle's waves in every setting, shortest first."""
     found: list[list[Wave]] = []
-    for setting in SETTINGS:
-        if found and clock.expired:
-            break
-        found.append(spindle_waves(instance, setting))
+    for waves in waves_of_each_setting(instance):
+        found.append(waves)
         clock.spend(SPINDLE_SECONDS_PER_LAYER * len(instance.layers) ** 2)
+        if clock.expired:
+            break
     found.sort(key=lambda waves: waves[-1].end_ms)
     return found
 

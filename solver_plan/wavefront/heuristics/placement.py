@@ -30,6 +30,8 @@ class _Held:
     def added(self, instance: Instance, run: Run, device: int) -> float:
         """Return the bytes that a run would add to a device."""
         choice = instance.choices[run.component][run.choice]
+        if choice.state_bytes == 0:
+            return choice.activation_bytes * (run.end - run.first)
         key = instance.parameters[run.component]
         held = self.layers[device]
         state = sum(max(0, choice.state_bytes - held.get((key, layer), 0)) for layer in range(run.first, run.end))
@@ -80,11 +82,11 @@ def place_waves(instance: Instance, waves: Sequence[Wave], keep_barriers: bool =
 
 def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> list[Run] | None:
     """Return the runs in wave order, with devices; None if no placement within the limit was found."""
-    todo: list[tuple[int, Run]] = []  # (wave, run without devices), most data first within a wave
+    todo: list[tuple[int, Run]] = []  # (first of its wave, run without devices), most data first within a wave
     number: list[int] = []
     done = [0] * len(instance.layers)
     at = 0
-    for wave_index, wave in enumerate(waves):
+    for wave in waves:
         members = []
         for segment in wave.segments:
             first = done[segment.component]
@@ -92,7 +94,7 @@ def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> lis
             members.append((at, Run(segment.component, first, first + segment.layers, segment.choice, ())))
             at += 1
         members.sort(key=lambda each: (-_volume(instance, each[1].component), -_width(instance, each[1])))
-        todo += [(wave_index, run) for _, run in members]
+        todo += [(len(todo), run) for _, run in members]
         number += [place for place, _ in members]
     held = _Held(instance)
     chosen: list[Run] = []
@@ -100,9 +102,9 @@ def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> lis
     undo: list[list[tuple[int, float, dict[tuple[int, int], int]]]] = []
     steps = 0
     while len(chosen) < len(todo):
-        wave_index, run = todo[len(chosen)]
+        begin, run = todo[len(chosen)]
         if len(tried) == len(chosen):
-            busy = {d for other, (w, _) in zip(chosen, todo, strict=False) if w == wave_index for d in other.devices}
+            busy = {device for other in chosen[begin:] for device in other.devices}
             candidates = _candidates(instance, chosen, run, held, busy, limit)
             tried.append(list(islice(candidates, ALTERNATIVES)))
         steps += 1
@@ -160,13 +162,14 @@ def _candidates(
         sorted(free, key=lambda d: (held.bytes[d] + added[d], d)),
         free,
     ]
-    nodes = sorted({cluster.node_of(device) for device in free})
     sets = {tuple(sorted(order[:size])): None for order in orders}
-    for node in nodes:
-        for order in orders:
-            inside = [device for device in order if cluster.node_of(device) == node][:size]
-            if len(inside) == size:
-                sets[tuple(sorted(inside))] = None
+    for order in orders:
+        inside: dict[int, list[int]] = {}
+        for device in order:
+            inside.setdefault(device // cluster.devices_per_node, []).append(device)
+        for own in inside.values():
+            if len(own) >= size:
+                sets[tuple(sorted(own[:size]))] = None
     for first in range(0, len(free) - size + 1, size):
         sets[tuple(free[first : first + size])] = None
 
