@@ -73,6 +73,7 @@ def solve_cp_sat(
     on_solution: Callable[[Callable[[cp_model.IntVar], int]], None] | None = None,
     on_bound: Callable[[float], None] | None = None,
     fix_to_hint: bool = False,
+    light: bool = False,
 ) -> CpSatOutcome:
     """Solve a minimisation, or a model without objective, within what is left of the budget.
 
@@ -97,6 +98,8 @@ def solve_cp_sat(
         The same with each better bound, in the model's unit.
     fix_to_hint
         Solve with every variable fixed to its hinted value: infeasible if the hint is (for tests of hints).
+    light
+        No linear relaxation, no probing, no symmetries: for programs so small that these take longer than the search.
 
     Raises
     ------
@@ -133,6 +136,8 @@ def solve_cp_sat(
     parameters.log_search_progress = True
     parameters.log_to_stdout = False
     parameters.fix_variables_to_their_hinted_value = fix_to_hint
+    if light:
+        parameters.linearization_level = parameters.cp_model_probing_level = parameters.symmetry_level = 0
     if budget.deterministic:
         parameters.max_deterministic_time = remaining
         parameters.interleave_search = parameters.num_workers > 1

@@ -91,6 +91,12 @@ def transfer_ms(cluster: Cluster, size_bytes: int, source: Sequence[int], target
     return cluster.ms_to_move(size_bytes, cluster.in_one_node([*source, *target]))
 
 
+def reduction_ms(cluster: Cluster, size_bytes: float, holders: Sequence[int]) -> float:
+    """Return how long each of some devices takes to reduce what all of them hold (ring all-reduce)."""
+    k = len(holders)
+    return 0.0 if k < 2 else cluster.ms_to_move(2 * (k - 1) / k * size_bytes, cluster.in_one_node(holders))
+
+
 def parameters_of(component: Component) -> tuple[str, str]:
     """Return the key of a component's weights, unlike every other key where it shares them with none."""
     return ("", component.name) if component.parameters is None else ("shared", component.parameters)
@@ -137,10 +143,7 @@ def device_reduction_ms(problem: WavefrontProblem, slices: Iterable[Slice]) -> l
                 holders[device] = max(holders.get(device, 0), choice.gradient_bytes)
     total = [0.0] * cluster.devices
     for holders in reduced.values():
-        k = len(holders)
-        if k == 1:
-            continue
-        within = cluster.in_one_node(list(holders))
+        held_by = list(holders)
         for device, size in holders.items():
-            total[device] += cluster.ms_to_move(2 * (k - 1) / k * size, within)
+            total[device] += reduction_ms(cluster, size, held_by)
     return total

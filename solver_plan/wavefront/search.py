@@ -19,7 +19,9 @@ from solver_plan.wavefront.heuristics.annealing_processes import Annealed, Annea
 from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.model.capacity import CapacityModel
 from solver_plan.wavefront.model.device_sets import MOST_DEVICES, DeviceSetModel
-from solver_plan.wavefront.model.devices import DeviceModel, neighbourhood, whole_problem
+from solver_plan.wavefront.model.devices import DeviceModel
+from solver_plan.wavefront.model.pieces import neighbourhood, whole_problem
+from solver_plan.wavefront.model.slices import SliceModel
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, with_devices
 
@@ -56,11 +58,15 @@ NEIGHBOURHOOD_LIMIT = 0.5
 """Most for one neighbourhood, in the clock's unit."""
 NEIGHBOURHOOD_SIZE = 2
 """Components to begin with."""
-DEVICE_ANNEALING_SHARE = 0.4
+DEVICE_ANNEALING_SHARE = 0.2
 DEVICE_NEIGHBOURHOOD_LIMIT = 2.5
 DEVICE_NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
+SLICES_SHARE = 0.8
+"""Of the neighbourhoods, for the program of few slices: the other one knows more device sets, but is slow."""
+LEAST_GAIN = 1e-4
+"""Of the objective, that a neighbourhood has to bring."""
 
 
 class _Search(ABC):
@@ -353,10 +359,11 @@ class DeviceSearch(_Search):
         excess, objective, schedule = self.best
         slow = objective if excess == 0 else 3 * sum(self.instance.shortest_ms(c) for c in self.instance.components)
         built: DeviceModel | DeviceSetModel
+        pieces = whole_problem(self.instance, schedule)
         if self.instance.devices <= MOST_DEVICES:
-            built = DeviceSetModel(self.instance, slow)
+            built = DeviceSetModel(self.instance, pieces, slow)
         else:
-            built = DeviceModel(self.instance, whole_problem(self.instance, schedule), slow, break_symmetry=True)
+            built = DeviceModel(self.instance, pieces, slow, break_symmetry=True)
         outcome = solve_cp_sat(
             built.model,
             self.clock,
@@ -368,7 +375,7 @@ class DeviceSearch(_Search):
         if outcome.bound is not None:
             self._bound(built.milliseconds(outcome.bound))
 
-    def _read(self, built: DeviceModel | DeviceSetModel, value: Callable[..., int]) -> bool:
+    def _read(self, built: DeviceModel | DeviceSetModel | SliceModel, value: Callable[..., int]) -> bool:
         schedule = built.read(value)
         better = self.offer(schedule, CP_SAT)
         if better:
@@ -388,8 +395,13 @@ class DeviceSearch(_Search):
             # nothing to start from, or too large a program: anneal on
             self.anneal_round(self.round(DEVICE_FRESH_ROUNDS + self.rng.randrange(10**6), 4 * limit))
             return False
-        built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), objective)
-        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0)
+        horizon = objective * (1 - LEAST_GAIN)
+        built: DeviceModel | SliceModel
+        if self.rng.random() < SLICES_SHARE:
+            built = SliceModel(self.instance, schedule, horizon, free)
+        else:
+            built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), horizon)
+        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0, light=True)
         return outcome.values is not None and self._read(built, outcome.values)
 
     def spans(self) -> list[tuple[float, float]]:
