@@ -312,10 +312,10 @@ class DeviceSearch(_Search):
         for number, start in enumerate(self.starts):
             self._anneal(start, share / len(self.starts), self.clock.budget.seed + number, 1.0)
 
-    def add_start(self, start: Schedule) -> None:
+    def add_start(self, start: Schedule, source: str) -> None:
         """Begin from one more schedule, before the others."""
         self.starts = [start, *self.starts]
-        if self.offer(start, "heuristic:least-memory"):
+        if self.offer(start, source):
             assert self.incumbent.objective is not None
             self.best = 0.0, self.incumbent.objective, start
 

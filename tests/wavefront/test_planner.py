@@ -15,10 +15,11 @@ from solver_plan.wavefront.claims import refuted_bound
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
 from solver_plan.wavefront.heuristics.placement import place_waves
 from solver_plan.wavefront.heuristics.spindle import SETTINGS, Setting, spindle_waves
+from solver_plan.wavefront.heuristics.stages import staged
 from solver_plan.wavefront.idle import idle_by_cause
 from solver_plan.wavefront.instance import instance_of
-from solver_plan.wavefront.planner import HEURISTICS, plan
-from solver_plan.wavefront.problem import Component, Mode, WavefrontProblem
+from solver_plan.wavefront.planner import HEURISTICS, fits, plan
+from solver_plan.wavefront.problem import Component, Mode, Phases, WavefrontProblem
 from solver_plan.wavefront.schedule import plan_of
 from solver_plan.wavefront.simulate import simulate
 from tests.wavefront.exhaustive import shortest_makespan
@@ -146,6 +147,35 @@ def test_task_groups_and_sequential_are_what_they_say() -> None:
     assert {len(run.devices) for run in sequential(instance).runs} == {4}
     groups = [set(run.devices) for run in task_groups(instance).runs]
     assert not groups[0] & groups[1]
+
+
+@pytest.mark.parametrize("phases", ["fused", "forward_backward"])
+def test_stages_where_no_device_holds_all_layers(phases: Phases) -> None:
+    sizes = {"parameters": "llm", "state_bytes_per_layer": 10 * MEGA, "activation_bytes_per_layer": 4 * MEGA}
+    made = problem(
+        [component("a", layers=8, **sizes), component("b", layers=8, task="b", **sizes), component("head", layers=1)],
+        [("a", "head")],
+        memory=60 * MEGA,
+        intra=20e9,
+        inter=5e9,
+        phases=phases,
+    )
+    instance = instance_of(made)
+    assert not fits(instance, sequential(instance))
+    found = [schedule for schedules in staged(instance) for schedule in schedules if fits(instance, schedule)]
+    makespans = {plan_of(instance, schedule).predicted.makespan_ms for schedule in found}  # type: ignore[union-attr]
+    planned = plan(made, deterministic(0.2)).plan
+    assert check(made, planned) == ()
+    assert planned.certificate is not None
+    assert planned.certificate.objective <= min(makespans)
+
+
+def test_waves_beyond_all_memory_are_not_placed_within_it() -> None:
+    made = problem([component("a", layers=4, state_bytes_per_layer=50)], memory=100)
+    instance = instance_of(made)
+    waves = spindle_waves(instance, SETTINGS[0])
+    assert {segment.choice for wave in waves for segment in wave.segments} == {2}
+    assert not place_waves(instance, waves)[1]
 
 
 def test_spindle_levels_are_barriers() -> None:

@@ -6,8 +6,8 @@ device. Where no set leaves every device within its memory, alternatives of earl
 backtracking, bounded in steps.
 """
 
+import itertools
 from collections.abc import Sequence
-from itertools import islice
 
 from solver_plan.wavefront.costs import transfer_ms
 from solver_plan.wavefront.heuristics.spindle import Wave
@@ -62,7 +62,9 @@ def place_waves(instance: Instance, waves: Sequence[Wave], keep_barriers: bool =
 
     Returns the schedule, and whether it keeps the memory limit: if not, memory was left aside.
     """
-    runs = _placed(instance, waves, instance.memory_limit)
+    runs = None
+    if instance.memory_limit is None or _least_bytes(instance, waves) <= instance.memory_limit * instance.devices:
+        runs = _placed(instance, waves, instance.memory_limit)
     fits = runs is not None
     if runs is None:
         runs = _placed(instance, waves, None)
@@ -78,6 +80,22 @@ def place_waves(instance: Instance, waves: Sequence[Wave], keep_barriers: bool =
         barriers += [2 * count - at for at in barriers]
         order += [count + index for index in reversed(range(count))]
     return Schedule(tuple(runs), tuple(order), frozenset(barriers if keep_barriers else ())), fits
+
+
+def _least_bytes(instance: Instance, waves: Sequence[Wave]) -> float:
+    """Return what the waves need of all devices together, wherever they are placed."""
+    states: dict[tuple[int, int], int] = {}
+    kept = 0.0
+    done = [0] * len(instance.layers)
+    for segment in itertools.chain.from_iterable(wave.segments for wave in waves):
+        choice = instance.choices[segment.component][segment.choice]
+        first = done[segment.component]
+        done[segment.component] += segment.layers
+        kept += choice.devices * choice.activation_bytes * segment.layers
+        for layer in range(first, first + segment.layers):
+            place = instance.parameters[segment.component], layer
+            states[place] = max(states.get(place, 0), choice.devices * choice.state_bytes)
+    return sum(states.values()) + kept
 
 
 def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> list[Run] | None:
@@ -106,7 +124,7 @@ def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> lis
         if len(tried) == len(chosen):
             busy = {device for other in chosen[begin:] for device in other.devices}
             candidates = _candidates(instance, chosen, run, held, busy, limit)
-            tried.append(list(islice(candidates, ALTERNATIVES)))
+            tried.append(list(itertools.islice(candidates, ALTERNATIVES)))
         steps += 1
         if steps > MOST_STEPS:
             return None
