@@ -13,6 +13,7 @@ from solver_plan.solving import Budget, Clock, Effort, Incumbent, Planned, Progr
 from solver_plan.solving.cp_sat import cp_sat_version
 from solver_plan.solving.milp import highs_version
 from solver_plan.wavefront.bounds import allotment_bound, closed_form_bound
+from solver_plan.wavefront.bounds_in_time import BUCKETS, WORTH_MORE, bucket_bound, suits_buckets
 from solver_plan.wavefront.check import evaluate
 from solver_plan.wavefront.heuristics.allotted import allotted_lists
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
@@ -126,8 +127,24 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
     whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
     if whole.value_ms is not None:
         incumbent.raise_bound(whole.value_ms, whole.source)
+    _raise_bound_in_time(instance, clock, incumbent, total * BOUND_SHARE)
     search.improve(use_solver=heuristic is None)
     return False
+
+
+def _raise_bound_in_time(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan], limit: float) -> None:
+    """Raise the bound by programs over buckets of time, few first, as long as that helps."""
+    if not suits_buckets(instance):
+        return
+    for buckets in BUCKETS:
+        before, objective = incumbent.bound, incumbent.objective
+        if incumbent.closed or clock.expired or before is None or objective is None:
+            return
+        found = bucket_bound(instance, clock, buckets, objective, limit=limit, node_limit=BOUND_NODES)
+        if found.value_ms is not None:
+            incumbent.raise_bound(found.value_ms, found.source)
+        if found.value_ms is None or found.value_ms < before * (1 + WORTH_MORE):
+            return
 
 
 def _search_from(

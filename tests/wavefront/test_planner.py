@@ -10,6 +10,7 @@ from solver_plan.errors import InfeasibleProblemError
 from solver_plan.kinds import kind_named, read_problem
 from solver_plan.solving import Budget, Clock
 from solver_plan.wavefront.bounds import allotment_bound, closed_form_bound
+from solver_plan.wavefront.bounds_in_time import bucket_bound
 from solver_plan.wavefront.check import check, examine
 from solver_plan.wavefront.claims import refuted_bound
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
@@ -207,6 +208,33 @@ def test_against_the_references(name: str) -> None:
         whole = allotment_bound(instance, clock, whole=True, node_limit=300).value_ms
         assert whole is not None
         assert references["bound_ms"] * (1 - 1e-4) <= whole <= references["best_known_ms"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_buckets_of_time_are_below_the_optimum_and_above_the_allotment(seed: int) -> None:
+    made = random_problem(seed, components=3, layers=3, devices=4)
+    instance = instance_of(made)
+    clock = Clock(deterministic(20.0))
+    optimum = plan(made, deterministic(8.0)).plan.certificate
+    assert optimum is not None
+    assert optimum.status == "optimal"
+    relaxed = allotment_bound(instance, clock, whole=False).value_ms
+    assert relaxed is not None
+    for buckets in (3, 8):
+        for objective in (optimum.objective, 1.5 * optimum.objective):
+            found = bucket_bound(instance, clock, buckets, objective).value_ms
+            assert found is not None
+            assert relaxed * (1 - 1e-4) <= found <= optimum.objective
+
+
+@needs_data
+def test_buckets_of_time_raise_the_bound_where_there_are_levels() -> None:
+    references = json.loads((DATA / "references.json").read_text())["ofasys4_16"]
+    made = read_problem(str(DATA / "ofasys4_16.json"))
+    assert isinstance(made, WavefrontProblem)
+    found = bucket_bound(instance_of(made), Clock(deterministic(20.0)), 8, 78.0, node_limit=300).value_ms
+    assert found is not None
+    assert references["bound_ms"] * 1.005 <= found <= references["best_known_ms"]
 
 
 @needs_data
