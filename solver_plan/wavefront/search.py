@@ -33,7 +33,9 @@ CP_SAT = "cp-sat"
 MOST_LAYERS_WHOLE = 24
 """Layers of a problem that is given to the constraint program whole."""
 MOST_LAYER_DEVICES_WHOLE = 160
-WHOLE_SHARE = 0.75
+BEFORE_WHOLE_SHARE = 0.08
+"""Of what is left, for annealing and then for neighbourhoods: from a better incumbent the proof is shorter."""
+WHOLE_SHARE = 0.85
 """Of what is left, for the whole problem."""
 ANNEALING_SHARE = 0.85
 """Of what is left, for annealing, where the problem is not solved whole."""
@@ -65,6 +67,8 @@ DEVICE_NEIGHBOURHOOD_SIZE = 3
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
 SLICES_SHARE = 0.8
 """Of the neighbourhoods, for the program of few slices: the other one knows more device sets, but is slow."""
+SECONDS_PER_NEIGHBOURHOOD = 0.02
+"""Deterministic cost of building a program: some are solved in no time at all."""
 LEAST_GAIN = 1e-4
 """Of the objective, that a neighbourhood has to bring."""
 
@@ -116,7 +120,8 @@ class _Search(ABC):
         """Search until the plan is proven good enough or the budget is used."""
         clock, layers = self.clock, sum(self.instance.layers)
         if use_solver and layers <= MOST_LAYERS_WHOLE and layers * self.instance.devices <= MOST_LAYER_DEVICES_WHOLE:
-            self.anneal_round(self.round(0, clock.remaining * 0.1))
+            self.anneal_round(self.round(0, clock.remaining * BEFORE_WHOLE_SHARE))
+            self.neighbourhoods(clock.remaining * BEFORE_WHOLE_SHARE)
             if not self.done:
                 self.solve_whole(clock.remaining * WHOLE_SHARE)
         share = clock.remaining * (self.annealing_share if use_solver else 1.0)
@@ -133,7 +138,7 @@ class _Search(ABC):
                 number += 1 + len(others)
         log.info("annealing: %s after %d rounds", self.incumbent.objective, number)
         if use_solver:
-            self.neighbourhoods()
+            self.neighbourhoods(clock.remaining)
 
     def _other_processes(self, share: float) -> int:
         """Return how many processes anneal beside this one: none in the deterministic search."""
@@ -147,12 +152,14 @@ class _Search(ABC):
         """Nothing is left to do."""
         return self.incumbent.closed or self.clock.expired
 
-    def neighbourhoods(self) -> None:
-        """Re-optimise components that run at one time, belong together, or any few, until the budget is used."""
+    def neighbourhoods(self, share: float) -> None:
+        """Re-optimise components that run at one time, belong together, or any few, for a share of the budget."""
         size = self.neighbourhood_size
         failed = 0
-        while not self.done:
+        end_at = self.clock.remaining - share
+        while not self.done and self.clock.remaining > end_at:
             free = self._neighbourhood(size)
+            self.clock.spend(SECONDS_PER_NEIGHBOURHOOD)
             if self.solve_neighbourhood(free, self.neighbourhood_limit):
                 failed = 0
             else:
@@ -368,6 +375,7 @@ class DeviceSearch(_Search):
             built.model,
             self.clock,
             limit=limit,
+            for_proof=True,
             on_bound=lambda ticks: self._bound(built.milliseconds(int(ticks))),
         )
         if outcome.values is not None:
