@@ -30,7 +30,7 @@ from solver_plan.wavefront.instance import Instance
 INTEGRALITY_MARGIN = 2e-5
 """Relative; HiGHS takes 1e-6 for 0, and that much of z lets a few layers run early."""
 MOST_COMPONENTS = 80
-BUCKETS = (8, 16)
+BUCKETS = (8, 12)
 """Few buckets are quick, more say more."""
 WORTH_MORE = 1e-3
 """Gain of few buckets, relative, from which more are tried."""

@@ -124,27 +124,28 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
         placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
         if placement is not None:
             search.add_start(placement, "heuristic:least-memory")
-    whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
-    if whole.value_ms is not None:
-        incumbent.raise_bound(whole.value_ms, whole.source)
-    _raise_bound_in_time(instance, clock, incumbent, total * BOUND_SHARE)
+    if not _raise_bound_in_time(instance, clock, incumbent, total * BOUND_SHARE):
+        whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
+        if whole.value_ms is not None:
+            incumbent.raise_bound(whole.value_ms, whole.source)
     search.improve(use_solver=heuristic is None)
     return False
 
 
-def _raise_bound_in_time(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan], limit: float) -> None:
-    """Raise the bound by programs over buckets of time, few first, as long as that helps."""
-    if not suits_buckets(instance):
-        return
-    for buckets in BUCKETS:
+def _raise_bound_in_time(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan], limit: float) -> bool:
+    """Raise the bound by programs over buckets of time, few first, as long as that helps; False if it did not."""
+    helped = False
+    for buckets in BUCKETS if suits_buckets(instance) else ():
         before, objective = incumbent.bound, incumbent.objective
         if incumbent.closed or clock.expired or before is None or objective is None:
-            return
+            break
         found = bucket_bound(instance, clock, buckets, objective, limit=limit, node_limit=BOUND_NODES)
         if found.value_ms is not None:
             incumbent.raise_bound(found.value_ms, found.source)
         if found.value_ms is None or found.value_ms < before * (1 + WORTH_MORE):
-            return
+            break
+        helped = True
+    return helped
 
 
 def _search_from(
