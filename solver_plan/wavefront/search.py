@@ -23,7 +23,7 @@ from solver_plan.wavefront.model.devices import DeviceModel
 from solver_plan.wavefront.model.pieces import neighbourhood, whole_problem
 from solver_plan.wavefront.model.slices import SliceModel
 from solver_plan.wavefront.plan import WavefrontPlan
-from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, with_devices
+from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, plan_of, with_devices
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,13 @@ DEVICE_ANNEALING_SHARE = 0.2
 DEVICE_NEIGHBOURHOOD_LIMIT = 2.5
 DEVICE_NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
+LARGEST_NEIGHBOURHOOD = 5
+DEVICE_LARGEST_NEIGHBOURHOOD = 4
+DEVICE_PATIENCE = 2
+RESTART_SHARE = 0.05
+"""Of the whole budget, for annealing another plan to go on from."""
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
-SLICES_SHARE = 0.8
+SLICES_SHARE = 0.95
 """Of the neighbourhoods, for the program of few slices: the other one knows more device sets, but is slow."""
 SECONDS_PER_NEIGHBOURHOOD = 0.02
 """Deterministic cost of building a program: some are solved in no time at all."""
@@ -87,6 +92,9 @@ class _Search(ABC):
     annealing_share: float = ANNEALING_SHARE
     neighbourhood_limit: float = NEIGHBOURHOOD_LIMIT
     neighbourhood_size: int = NEIGHBOURHOOD_SIZE
+    largest_neighbourhood: int = LARGEST_NEIGHBOURHOOD
+    patience: int = 1
+    """Neighbourhoods without a better plan, relative to the components, after which larger ones are tried."""
 
     @abstractmethod
     def first(self, share: float) -> None:
@@ -111,6 +119,10 @@ class _Search(ABC):
     @abstractmethod
     def solve_neighbourhood(self, free: frozenset[int], limit: float) -> bool:
         """Re-optimise some components; True if that gave a better plan."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Go on from another plan, since no neighbourhood of this one has a better one."""
 
     @abstractmethod
     def spans(self) -> list[tuple[float, float]]:
@@ -164,9 +176,12 @@ class _Search(ABC):
                 failed = 0
             else:
                 failed += 1
-            if failed > len(self.instance.layers):
-                size = min(size + 1, 5)
+            if failed > self.patience * len(self.instance.layers):
                 failed = 0
+                size += 1
+                if size > self.largest_neighbourhood:
+                    size = self.neighbourhood_size
+                    self.restart()
 
     def _neighbourhood(self, size: int) -> frozenset[int]:
         instance = self.instance
@@ -286,6 +301,9 @@ class CapacitySearch(_Search):
         found = built.read(outcome.values)
         return self._take(found, _makespan(self.instance, found), CP_SAT)
 
+    def restart(self) -> None:
+        """Stay: annealing has ended near the best plan of all starts."""
+
     def spans(self) -> list[tuple[float, float]]:
         """Return when each component starts and ends in the incumbent."""
         assert self.best is not None
@@ -300,6 +318,8 @@ class DeviceSearch(_Search):
     annealing_share = DEVICE_ANNEALING_SHARE
     neighbourhood_limit = DEVICE_NEIGHBOURHOOD_LIMIT
     neighbourhood_size = DEVICE_NEIGHBOURHOOD_SIZE
+    largest_neighbourhood = DEVICE_LARGEST_NEIGHBOURHOOD
+    patience = DEVICE_PATIENCE
 
     def __init__(
         self,
@@ -312,7 +332,7 @@ class DeviceSearch(_Search):
         super().__init__(instance, clock, incumbent, offer)
         self.starts = starts
         self.best: tuple[float, float, Schedule] | None = None
-        """Bytes beyond the memory, objective, schedule."""
+        """What is being improved: bytes beyond the memory, objective, schedule."""
 
     def first(self, share: float) -> None:
         """Anneal each start for a short time."""
@@ -385,11 +405,16 @@ class DeviceSearch(_Search):
 
     def _read(self, built: DeviceModel | DeviceSetModel | SliceModel, value: Callable[..., int]) -> bool:
         schedule = built.read(value)
-        better = self.offer(schedule, CP_SAT)
-        if better:
-            assert self.incumbent.objective is not None
-            self.best = 0.0, self.incumbent.objective, schedule
-        return better
+        predicted = plan_of(self.instance, schedule).predicted
+        assert predicted is not None
+        assert self.best is not None
+        limit = self.instance.memory_limit
+        beyond = limit is not None and max(predicted.device_memory_bytes) > limit
+        if beyond or predicted.makespan_ms >= self.best[1]:
+            return False
+        self.best = 0.0, predicted.makespan_ms, schedule
+        self.offer(schedule, CP_SAT)
+        return True
 
     def _bound(self, bound_ms: float) -> None:
         if self.incumbent.objective is not None:
@@ -409,11 +434,19 @@ class DeviceSearch(_Search):
             built = SliceModel(self.instance, schedule, horizon, free)
         else:
             built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), horizon)
-        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0, light=True)
+        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0, light=True, workers=1)
         return outcome.values is not None and self._read(built, outcome.values)
 
+    def restart(self) -> None:
+        """Anneal from a start; the incumbent is kept where it is."""
+        seed = self.rng.randrange(2**31)
+        self.best = None
+        self._anneal(
+            self.starts[seed % len(self.starts)], self.clock.budget.time_limit_s * RESTART_SHARE, seed, heat=1.0
+        )
+
     def spans(self) -> list[tuple[float, float]]:
-        """Return when each component starts and ends in the incumbent."""
+        """Return when each component starts and ends in the plan that is being improved."""
         assert self.best is not None
         return _spans(self.instance, self.best[2])
 
