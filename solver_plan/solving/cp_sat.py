@@ -45,6 +45,10 @@ class CpSatOutcome:
     log: str
 
 
+PROVERS = ("max_lp", "no_lp", "default_lp", "quick_restart", "reduced_costs")
+"""Subsolvers that search the whole tree, in the order in which workers get one."""
+
+
 class _Watcher(cp_model.CpSolverSolutionCallback):
     """Passes solutions on."""
 
@@ -73,6 +77,8 @@ def solve_cp_sat(
     on_solution: Callable[[Callable[[cp_model.IntVar], int]], None] | None = None,
     on_bound: Callable[[float], None] | None = None,
     fix_to_hint: bool = False,
+    light: bool = False,
+    for_proof: bool = False,
 ) -> CpSatOutcome:
     """Solve a minimisation, or a model without objective, within what is left of the budget.
 
@@ -97,6 +103,11 @@ def solve_cp_sat(
         The same with each better bound, in the model's unit.
     fix_to_hint
         Solve with every variable fixed to its hinted value: infeasible if the hint is (for tests of hints).
+    light
+        No linear relaxation, no probing, no symmetries: for programs so small that these take longer than the search.
+    for_proof
+        With several workers, let all of them search the whole tree, with the strongest linear relaxation and without
+        any: where a good solution is known and the proof is missing. By default all but one look for solutions.
 
     Raises
     ------
@@ -133,6 +144,11 @@ def solve_cp_sat(
     parameters.log_search_progress = True
     parameters.log_to_stdout = False
     parameters.fix_variables_to_their_hinted_value = fix_to_hint
+    if for_proof and parameters.num_workers > 1:
+        parameters.subsolvers.extend(PROVERS)
+        parameters.num_full_subsolvers = min(len(PROVERS), parameters.num_workers)
+    if light:
+        parameters.linearization_level = parameters.cp_model_probing_level = parameters.symmetry_level = 0
     if budget.deterministic:
         parameters.max_deterministic_time = remaining
         parameters.interleave_search = parameters.num_workers > 1

@@ -86,7 +86,7 @@ def _least_before(
     return least
 
 
-class _Program:
+class AllotmentProgram:
     """The allotment program of an instance."""
 
     def __init__(self, instance: Instance, whole: bool) -> None:
@@ -242,7 +242,7 @@ def allotment_bound(
     node_limit
         Search at most this many nodes: a limit that does not depend on the machine.
     """
-    built = _Program(instance, whole)
+    built = AllotmentProgram(instance, whole)
     outcome = solve_milp(built.program, clock, limit=limit, gap_limit=1e-6, integrality=whole, node_limit=node_limit)
     source = f"{'milp' if whole else 'lp'}:{PROGRAM}"
     if outcome.status == "infeasible":
@@ -259,7 +259,7 @@ def least_area_allotment(instance: Instance, clock: Clock, stretch: float) -> tu
 
     None where the relaxation has no solution.
     """
-    built = _Program(instance, whole=False)
+    built = AllotmentProgram(instance, whole=False)
     if solve_milp(built.program, clock, gap_limit=0.0, integrality=False).objective is None:
         return None
     built.program += built.latest <= float(built.latest.value()) * stretch

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from solver_plan.wavefront.plan import Slice
-from solver_plan.wavefront.problem import Cluster, Component, WavefrontProblem
+from solver_plan.wavefront.problem import Cluster, Component, Mode, WavefrontProblem
 
 FORWARD_SHARE = 1 / 3
 """Of the time of a layer, where only the sum is given (`documents.md`)."""
@@ -33,49 +33,55 @@ class Choice:
 def choices_of(component: Component, devices: int) -> tuple[Choice, ...]:
     """Return the modes of a component that fit a cluster, fewest devices first."""
     if component.modes is not None:
-        found = [
-            Choice(
-                devices=mode.devices,
-                mode=index,
-                forward_ms=mode.forward_ms,
-                backward_ms=mode.backward_ms,
-                layer_ms=mode.forward_ms + mode.backward_ms,
-                state_bytes=mode.state_bytes_per_layer,
-                activation_bytes=mode.activation_bytes_per_layer,
-                gradient_bytes=(
-                    component.gradient_bytes_per_layer
-                    if mode.gradient_bytes_per_layer is None
-                    else mode.gradient_bytes_per_layer
-                ),
-            )
-            for index, mode in enumerate(component.modes)
-            if mode.devices <= devices
-        ]
+        found = [_of_mode(component, index, mode) for index, mode in enumerate(component.modes)]
     else:
         assert component.layer_ms is not None
-        found = [
-            Choice(
-                devices=int(count),
-                mode=None,
-                forward_ms=time_ms * FORWARD_SHARE,
-                backward_ms=time_ms * (1 - FORWARD_SHARE),
-                layer_ms=time_ms,
-                state_bytes=component.state_bytes_per_layer,
-                activation_bytes=component.activation_bytes_per_layer / int(count),
-                gradient_bytes=component.gradient_bytes_per_layer,
-            )
-            for count, time_ms in component.layer_ms.items()
-            if int(count) <= devices
-        ]
-    return tuple(sorted(found, key=lambda choice: (choice.devices, choice.mode or 0)))
+        found = [_of_count(component, int(count), time_ms) for count, time_ms in component.layer_ms.items()]
+    fitting = [choice for choice in found if choice.devices <= devices]
+    return tuple(sorted(fitting, key=lambda choice: (choice.devices, choice.mode or 0)))
 
 
 def choice_of(component: Component, piece: Slice) -> Choice | None:
     """Return how a slice runs its layers; None if the component knows no such mode."""
-    for choice in choices_of(component, len(piece.devices)):
-        if choice.devices == len(piece.devices) and choice.mode == piece.mode:
-            return choice
-    return None
+    devices = len(piece.devices)
+    if component.modes is not None:
+        if piece.mode is None or piece.mode >= len(component.modes):
+            return None
+        mode = component.modes[piece.mode]
+        return _of_mode(component, piece.mode, mode) if mode.devices == devices else None
+    assert component.layer_ms is not None
+    time_ms = component.layer_ms.get(str(devices))
+    return None if time_ms is None or piece.mode is not None else _of_count(component, devices, time_ms)
+
+
+def _of_mode(component: Component, index: int, mode: Mode) -> Choice:
+    return Choice(
+        devices=mode.devices,
+        mode=index,
+        forward_ms=mode.forward_ms,
+        backward_ms=mode.backward_ms,
+        layer_ms=mode.forward_ms + mode.backward_ms,
+        state_bytes=mode.state_bytes_per_layer,
+        activation_bytes=mode.activation_bytes_per_layer,
+        gradient_bytes=(
+            component.gradient_bytes_per_layer
+            if mode.gradient_bytes_per_layer is None
+            else mode.gradient_bytes_per_layer
+        ),
+    )
+
+
+def _of_count(component: Component, devices: int, time_ms: float) -> Choice:
+    return Choice(
+        devices=devices,
+        mode=None,
+        forward_ms=time_ms * FORWARD_SHARE,
+        backward_ms=time_ms * (1 - FORWARD_SHARE),
+        layer_ms=time_ms,
+        state_bytes=component.state_bytes_per_layer,
+        activation_bytes=component.activation_bytes_per_layer / devices,
+        gradient_bytes=component.gradient_bytes_per_layer,
+    )
 
 
 def transfer_ms(cluster: Cluster, size_bytes: int, source: Sequence[int], target: Sequence[int]) -> float:
@@ -83,6 +89,12 @@ def transfer_ms(cluster: Cluster, size_bytes: int, source: Sequence[int], target
     if size_bytes == 0 or set(source) == set(target):
         return 0.0
     return cluster.ms_to_move(size_bytes, cluster.in_one_node([*source, *target]))
+
+
+def reduction_ms(cluster: Cluster, size_bytes: float, holders: Sequence[int]) -> float:
+    """Return how long each of some devices takes to reduce what all of them hold (ring all-reduce)."""
+    k = len(holders)
+    return 0.0 if k < 2 else cluster.ms_to_move(2 * (k - 1) / k * size_bytes, cluster.in_one_node(holders))
 
 
 def parameters_of(component: Component) -> tuple[str, str]:
@@ -106,6 +118,8 @@ def device_memory_bytes(problem: WavefrontProblem, slices: Iterable[Slice]) -> l
         key = parameters_of(component)
         for device in piece.devices:
             total[device] += activations
+            if choice.state_bytes == 0:
+                continue
             held = state[device]
             for layer in range(*piece.layers):
                 held[key, layer] = max(held.get((key, layer), 0), choice.state_bytes)
@@ -129,10 +143,7 @@ def device_reduction_ms(problem: WavefrontProblem, slices: Iterable[Slice]) -> l
                 holders[device] = max(holders.get(device, 0), choice.gradient_bytes)
     total = [0.0] * cluster.devices
     for holders in reduced.values():
-        k = len(holders)
-        if k == 1:
-            continue
-        within = cluster.in_one_node(list(holders))
+        held_by = list(holders)
         for device, size in holders.items():
-            total[device] += cluster.ms_to_move(2 * (k - 1) / k * size, within)
+            total[device] += reduction_ms(cluster, size, held_by)
     return total

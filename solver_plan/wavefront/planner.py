@@ -13,16 +13,18 @@ from solver_plan.solving import Budget, Clock, Effort, Incumbent, Planned, Progr
 from solver_plan.solving.cp_sat import cp_sat_version
 from solver_plan.solving.milp import highs_version
 from solver_plan.wavefront.bounds import allotment_bound, closed_form_bound
+from solver_plan.wavefront.bounds_in_time import BUCKETS, WORTH_MORE, bucket_bound, suits_buckets
 from solver_plan.wavefront.check import evaluate
 from solver_plan.wavefront.heuristics.allotted import allotted_lists
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
 from solver_plan.wavefront.heuristics.placement import place_waves
-from solver_plan.wavefront.heuristics.spindle import SETTINGS, Wave, spindle_waves
+from solver_plan.wavefront.heuristics.spindle import Wave, waves_of_each_setting
+from solver_plan.wavefront.heuristics.stages import staged
 from solver_plan.wavefront.infeasible import place_or_explain, refuse_what_cannot_fit
 from solver_plan.wavefront.instance import Instance, instance_of
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
-from solver_plan.wavefront.schedule import Schedule, Segment, plan_of, with_devices
+from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, plan_of, with_devices
 from solver_plan.wavefront.search import CapacitySearch, DeviceSearch
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,11 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
     incumbent.raise_bound(closed_form_bound(instance), "closed-form:area-and-paths")
     if heuristic in BASELINES:
         return True
+    stages = []
+    if heuristic is None and instance.memory_limit is not None:
+        stages = _fewest_stages(instance)
+        for schedule in stages:
+            offer(schedule, "heuristic:stages")
     waves = _spindle(instance, clock)
     placed = [place_waves(instance, each) for each in waves[: 4 if instance.memory_limit is not None else 1]]
     for schedule, placement_fits in placed:
@@ -104,23 +111,41 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
     if heuristic == "spindle":
         return True
     of_waves = [_list_of(each) for each in waves[:SPINDLE_STARTS]]
-    search = _search_from(instance, clock, incumbent, offer, placed, of_waves[:1])
+    search = _search_from(instance, clock, incumbent, offer, placed, stages, of_waves[:1])
     search.first(min(FIRST_LOOK, total * 0.03))
     relaxed = allotment_bound(instance, clock, whole=False)
     if relaxed.value_ms is not None:
         incumbent.raise_bound(relaxed.value_ms, relaxed.source)
     of_program = [segments for _, segments in allotted_lists(instance, clock)[:ALLOTTED_STARTS]]
-    search = _search_from(instance, clock, incumbent, offer, placed, [*of_waves[:1], *of_program, *of_waves[1:]])
+    lists = [*of_waves[:1], *of_program, *of_waves[1:]]
+    search = _search_from(instance, clock, incumbent, offer, placed, stages, lists)
     search.first(min(LONGEST_LOOK, total * 0.1))
     if incumbent.plan is None and isinstance(search, DeviceSearch):
         placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
         if placement is not None:
-            search.add_start(placement)
-    whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
-    if whole.value_ms is not None:
-        incumbent.raise_bound(whole.value_ms, whole.source)
+            search.add_start(placement, "heuristic:least-memory")
+    if not _raise_bound_in_time(instance, clock, incumbent, total * BOUND_SHARE):
+        whole = allotment_bound(instance, clock, whole=True, limit=total * BOUND_SHARE, node_limit=BOUND_NODES)
+        if whole.value_ms is not None:
+            incumbent.raise_bound(whole.value_ms, whole.source)
     search.improve(use_solver=heuristic is None)
     return False
+
+
+def _raise_bound_in_time(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan], limit: float) -> bool:
+    """Raise the bound by programs over buckets of time, few first, as long as that helps; False if it did not."""
+    helped = False
+    for buckets in BUCKETS if suits_buckets(instance) else ():
+        before, objective = incumbent.bound, incumbent.objective
+        if incumbent.closed or clock.expired or before is None or objective is None:
+            break
+        found = bucket_bound(instance, clock, buckets, objective, limit=limit, node_limit=BOUND_NODES)
+        if found.value_ms is not None:
+            incumbent.raise_bound(found.value_ms, found.source)
+        if found.value_ms is None or found.value_ms < before * (1 + WORTH_MORE):
+            break
+        helped = True
+    return helped
 
 
 def _search_from(
@@ -129,15 +154,25 @@ def _search_from(
     incumbent: Incumbent[WavefrontPlan],
     offer: Callable[[Schedule, str], bool],
     placed: list[tuple[Schedule, bool]],
+    stages: list[Schedule],
     lists: list[list[Segment]],
 ) -> CapacitySearch | DeviceSearch:
-    """Return the search that suits the problem, from lists or, where device sets matter, waves and baselines too."""
+    """Return the search that suits the problem: from lists, or where device sets matter from all sorts of schedules."""
     if not (instance.device_sets_matter or instance.two_phases):
         return CapacitySearch(instance, clock, incumbent, offer, lists)
-    schedules = [schedule for schedule, _ in placed[:1]]
+    schedules = stages[:1] + [schedule for schedule, _ in placed[:1]]
     schedules += [with_devices(instance, each) for each in lists[:3]]
     schedules += [baseline(instance) for baseline in BASELINES.values()]
     return DeviceSearch(instance, clock, incumbent, offer, schedules)
+
+
+def _fewest_stages(instance: Instance) -> list[Schedule]:
+    """Return the pipelines of the fewest groups with which any keeps the memory limit, shortest first."""
+    for schedules in staged(instance):
+        fitting = [schedule for schedule in schedules if fits(instance, schedule)]
+        if fitting:
+            return sorted(fitting, key=lambda schedule: max(end for _, end in earliest_times(instance, schedule)))
+    return []
 
 
 def fits(instance: Instance, schedule: Schedule) -> bool:
@@ -153,11 +188,11 @@ def fits(instance: Instance, schedule: Schedule) -> bool:
 def _spindle(instance: Instance, clock: Clock) -> list[list[Wave]]:
     """Return Spindle's waves in every setting, shortest first."""
     found: list[list[Wave]] = []
-    for setting in SETTINGS:
-        if found and clock.expired:
-            break
-        found.append(spindle_waves(instance, setting))
+    for waves in waves_of_each_setting(instance):
+        found.append(waves)
         clock.spend(SPINDLE_SECONDS_PER_LAYER * len(instance.layers) ** 2)
+        if clock.expired:
+            break
     found.sort(key=lambda waves: waves[-1].end_ms)
     return found
 

@@ -19,9 +19,11 @@ from solver_plan.wavefront.heuristics.annealing_processes import Annealed, Annea
 from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.model.capacity import CapacityModel
 from solver_plan.wavefront.model.device_sets import MOST_DEVICES, DeviceSetModel
-from solver_plan.wavefront.model.devices import DeviceModel, neighbourhood, whole_problem
+from solver_plan.wavefront.model.devices import DeviceModel
+from solver_plan.wavefront.model.pieces import neighbourhood, whole_problem
+from solver_plan.wavefront.model.slices import SliceModel
 from solver_plan.wavefront.plan import WavefrontPlan
-from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, with_devices
+from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, plan_of, with_devices
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +33,9 @@ CP_SAT = "cp-sat"
 MOST_LAYERS_WHOLE = 24
 """Layers of a problem that is given to the constraint program whole."""
 MOST_LAYER_DEVICES_WHOLE = 160
-WHOLE_SHARE = 0.75
+BEFORE_WHOLE_SHARE = 0.08
+"""Of what is left, for annealing and then for neighbourhoods: from a better incumbent the proof is shorter."""
+WHOLE_SHARE = 0.85
 """Of what is left, for the whole problem."""
 ANNEALING_SHARE = 0.85
 """Of what is left, for annealing, where the problem is not solved whole."""
@@ -56,11 +60,22 @@ NEIGHBOURHOOD_LIMIT = 0.5
 """Most for one neighbourhood, in the clock's unit."""
 NEIGHBOURHOOD_SIZE = 2
 """Components to begin with."""
-DEVICE_ANNEALING_SHARE = 0.4
+DEVICE_ANNEALING_SHARE = 0.2
 DEVICE_NEIGHBOURHOOD_LIMIT = 2.5
 DEVICE_NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
+LARGEST_NEIGHBOURHOOD = 5
+DEVICE_LARGEST_NEIGHBOURHOOD = 4
+DEVICE_PATIENCE = 2
+RESTART_SHARE = 0.05
+"""Of the whole budget, for annealing another plan to go on from."""
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
+SLICES_SHARE = 0.95
+"""Of the neighbourhoods, for the program of few slices: the other one knows more device sets, but is slow."""
+SECONDS_PER_NEIGHBOURHOOD = 0.02
+"""Deterministic cost of building a program: some are solved in no time at all."""
+LEAST_GAIN = 1e-4
+"""Of the objective, that a neighbourhood has to bring."""
 
 
 class _Search(ABC):
@@ -77,6 +92,9 @@ class _Search(ABC):
     annealing_share: float = ANNEALING_SHARE
     neighbourhood_limit: float = NEIGHBOURHOOD_LIMIT
     neighbourhood_size: int = NEIGHBOURHOOD_SIZE
+    largest_neighbourhood: int = LARGEST_NEIGHBOURHOOD
+    patience: int = 1
+    """Neighbourhoods without a better plan, relative to the components, after which larger ones are tried."""
 
     @abstractmethod
     def first(self, share: float) -> None:
@@ -103,6 +121,10 @@ class _Search(ABC):
         """Re-optimise some components; True if that gave a better plan."""
 
     @abstractmethod
+    def restart(self) -> None:
+        """Go on from another plan, since no neighbourhood of this one has a better one."""
+
+    @abstractmethod
     def spans(self) -> list[tuple[float, float]]:
         """Return when each component starts and ends in the incumbent."""
 
@@ -110,7 +132,8 @@ class _Search(ABC):
         """Search until the plan is proven good enough or the budget is used."""
         clock, layers = self.clock, sum(self.instance.layers)
         if use_solver and layers <= MOST_LAYERS_WHOLE and layers * self.instance.devices <= MOST_LAYER_DEVICES_WHOLE:
-            self.anneal_round(self.round(0, clock.remaining * 0.1))
+            self.anneal_round(self.round(0, clock.remaining * BEFORE_WHOLE_SHARE))
+            self.neighbourhoods(clock.remaining * BEFORE_WHOLE_SHARE)
             if not self.done:
                 self.solve_whole(clock.remaining * WHOLE_SHARE)
         share = clock.remaining * (self.annealing_share if use_solver else 1.0)
@@ -127,7 +150,7 @@ class _Search(ABC):
                 number += 1 + len(others)
         log.info("annealing: %s after %d rounds", self.incumbent.objective, number)
         if use_solver:
-            self.neighbourhoods()
+            self.neighbourhoods(clock.remaining)
 
     def _other_processes(self, share: float) -> int:
         """Return how many processes anneal beside this one: none in the deterministic search."""
@@ -141,19 +164,24 @@ class _Search(ABC):
         """Nothing is left to do."""
         return self.incumbent.closed or self.clock.expired
 
-    def neighbourhoods(self) -> None:
-        """Re-optimise components that run at one time, belong together, or any few, until the budget is used."""
+    def neighbourhoods(self, share: float) -> None:
+        """Re-optimise components that run at one time, belong together, or any few, for a share of the budget."""
         size = self.neighbourhood_size
         failed = 0
-        while not self.done:
+        end_at = self.clock.remaining - share
+        while not self.done and self.clock.remaining > end_at:
             free = self._neighbourhood(size)
+            self.clock.spend(SECONDS_PER_NEIGHBOURHOOD)
             if self.solve_neighbourhood(free, self.neighbourhood_limit):
                 failed = 0
             else:
                 failed += 1
-            if failed > len(self.instance.layers):
-                size = min(size + 1, 5)
+            if failed > self.patience * len(self.instance.layers):
                 failed = 0
+                size += 1
+                if size > self.largest_neighbourhood:
+                    size = self.neighbourhood_size
+                    self.restart()
 
     def _neighbourhood(self, size: int) -> frozenset[int]:
         instance = self.instance
@@ -273,6 +301,9 @@ class CapacitySearch(_Search):
         found = built.read(outcome.values)
         return self._take(found, _makespan(self.instance, found), CP_SAT)
 
+    def restart(self) -> None:
+        """Stay: annealing has ended near the best plan of all starts."""
+
     def spans(self) -> list[tuple[float, float]]:
         """Return when each component starts and ends in the incumbent."""
         assert self.best is not None
@@ -287,6 +318,8 @@ class DeviceSearch(_Search):
     annealing_share = DEVICE_ANNEALING_SHARE
     neighbourhood_limit = DEVICE_NEIGHBOURHOOD_LIMIT
     neighbourhood_size = DEVICE_NEIGHBOURHOOD_SIZE
+    largest_neighbourhood = DEVICE_LARGEST_NEIGHBOURHOOD
+    patience = DEVICE_PATIENCE
 
     def __init__(
         self,
@@ -299,17 +332,17 @@ class DeviceSearch(_Search):
         super().__init__(instance, clock, incumbent, offer)
         self.starts = starts
         self.best: tuple[float, float, Schedule] | None = None
-        """Bytes beyond the memory, objective, schedule."""
+        """What is being improved: bytes beyond the memory, objective, schedule."""
 
     def first(self, share: float) -> None:
         """Anneal each start for a short time."""
         for number, start in enumerate(self.starts):
             self._anneal(start, share / len(self.starts), self.clock.budget.seed + number, 1.0)
 
-    def add_start(self, start: Schedule) -> None:
+    def add_start(self, start: Schedule, source: str) -> None:
         """Begin from one more schedule, before the others."""
         self.starts = [start, *self.starts]
-        if self.offer(start, "heuristic:least-memory"):
+        if self.offer(start, source):
             assert self.incumbent.objective is not None
             self.best = 0.0, self.incumbent.objective, start
 
@@ -353,14 +386,16 @@ class DeviceSearch(_Search):
         excess, objective, schedule = self.best
         slow = objective if excess == 0 else 3 * sum(self.instance.shortest_ms(c) for c in self.instance.components)
         built: DeviceModel | DeviceSetModel
+        pieces = whole_problem(self.instance, schedule)
         if self.instance.devices <= MOST_DEVICES:
-            built = DeviceSetModel(self.instance, slow)
+            built = DeviceSetModel(self.instance, pieces, slow)
         else:
-            built = DeviceModel(self.instance, whole_problem(self.instance, schedule), slow, break_symmetry=True)
+            built = DeviceModel(self.instance, pieces, slow, break_symmetry=True)
         outcome = solve_cp_sat(
             built.model,
             self.clock,
             limit=limit,
+            for_proof=True,
             on_bound=lambda ticks: self._bound(built.milliseconds(int(ticks))),
         )
         if outcome.values is not None:
@@ -368,13 +403,18 @@ class DeviceSearch(_Search):
         if outcome.bound is not None:
             self._bound(built.milliseconds(outcome.bound))
 
-    def _read(self, built: DeviceModel | DeviceSetModel, value: Callable[..., int]) -> bool:
+    def _read(self, built: DeviceModel | DeviceSetModel | SliceModel, value: Callable[..., int]) -> bool:
         schedule = built.read(value)
-        better = self.offer(schedule, CP_SAT)
-        if better:
-            assert self.incumbent.objective is not None
-            self.best = 0.0, self.incumbent.objective, schedule
-        return better
+        predicted = plan_of(self.instance, schedule).predicted
+        assert predicted is not None
+        assert self.best is not None
+        limit = self.instance.memory_limit
+        beyond = limit is not None and max(predicted.device_memory_bytes) > limit
+        if beyond or predicted.makespan_ms >= self.best[1]:
+            return False
+        self.best = 0.0, predicted.makespan_ms, schedule
+        self.offer(schedule, CP_SAT)
+        return True
 
     def _bound(self, bound_ms: float) -> None:
         if self.incumbent.objective is not None:
@@ -388,12 +428,25 @@ class DeviceSearch(_Search):
             # nothing to start from, or too large a program: anneal on
             self.anneal_round(self.round(DEVICE_FRESH_ROUNDS + self.rng.randrange(10**6), 4 * limit))
             return False
-        built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), objective)
-        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0)
+        horizon = objective * (1 - LEAST_GAIN)
+        built: DeviceModel | SliceModel
+        if self.rng.random() < SLICES_SHARE:
+            built = SliceModel(self.instance, schedule, horizon, free)
+        else:
+            built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), horizon)
+        outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0, light=True, workers=1)
         return outcome.values is not None and self._read(built, outcome.values)
 
+    def restart(self) -> None:
+        """Anneal from a start; the incumbent is kept where it is."""
+        seed = self.rng.randrange(2**31)
+        self.best = None
+        self._anneal(
+            self.starts[seed % len(self.starts)], self.clock.budget.time_limit_s * RESTART_SHARE, seed, heat=1.0
+        )
+
     def spans(self) -> list[tuple[float, float]]:
-        """Return when each component starts and ends in the incumbent."""
+        """Return when each component starts and ends in the plan that is being improved."""
         assert self.best is not None
         return _spans(self.instance, self.best[2])
 

@@ -40,6 +40,19 @@ def test_the_optimum_is_that_of_exhaustive_search(small: Assignment) -> None:
     assert small.load(machine_of) == outcome.values(small.largest) == best
 
 
+@pytest.mark.parametrize("how", ["light", "for_proof"])
+def test_other_ways_to_search_prove_the_same(small: Assignment, how: str) -> None:
+    clock = _clock(workers=2)
+    outcome = solve_cp_sat(small.model, clock, light=how == "light", for_proof=how == "for_proof")
+    best = best_load(small.weights)
+    assert (outcome.status, outcome.objective, outcome.bound) == ("optimal", best, best)
+
+
+def test_for_a_proof_every_worker_searches_the_whole_tree(endless: Assignment) -> None:
+    outcome = solve_cp_sat(endless.model, _clock(1.0, workers=2), for_proof=True)
+    assert "2 full problem subsolvers: [max_lp, no_lp]" in outcome.log
+
+
 def test_a_complete_hint_is_used_as_it_is(small: Assignment) -> None:
     hint = small.hint(SPREAD)
     assert len(hint) == len(small.model.proto.variables)

@@ -70,6 +70,7 @@ MODE = {"devices": 2, "forward_ms": 1.0, "backward_ms": 0.0}
         ("components/1/state_bytes_per_layer", 5, "components[1].state_bytes_per_layer", "equal"),
         ("components/1/name", "a", "components[1].name", "unique"),
         ("components/0/modes", [MODE], "components[0].layer_ms", "either layer_ms or modes"),
+        ("components", [], "components", "at least 1"),
         ("cluster/devices", 0, "cluster.devices", "greater than or equal to 1"),
         ("cluster/intra_node_bytes_per_s", 0, "cluster.intra_node_bytes_per_s", "greater than 0"),
         ("colour", "red", "colour", "remove it"),
@@ -95,6 +96,24 @@ def test_degrees_multiply_to_the_devices(tmp_path: Path) -> None:
     document["components"][0].pop("layer_ms")  # type: ignore[index]
     with pytest.raises(DocumentError, match="product of the degrees"):
         read(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"forward_ms": 0.0}, "forward_ms"),
+        ({"forward_ms": -1.0}, "forward_ms"),
+        ({"backward_ms": -1.0}, "backward_ms"),
+        ({"backward_ms": float("inf")}, "backward_ms"),
+        ({"devices": 0}, "devices"),
+    ],
+)
+def test_modes_that_make_no_sense_are_refused(tmp_path: Path, change: dict[str, float], place: str) -> None:
+    document = changed("components/0/modes", [{**MODE, **change}])
+    document["components"][0].pop("layer_ms")  # type: ignore[index]
+    with pytest.raises(DocumentError) as error:
+        read(tmp_path, document)
+    assert error.value.place in (f"components[0].modes[0].{place}", "")  # infinity is refused as JSON already
 
 
 def test_modes_without_a_fitting_one_are_refused(tmp_path: Path) -> None:

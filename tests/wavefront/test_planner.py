@@ -10,15 +10,17 @@ from solver_plan.errors import InfeasibleProblemError
 from solver_plan.kinds import kind_named, read_problem
 from solver_plan.solving import Budget, Clock
 from solver_plan.wavefront.bounds import allotment_bound, closed_form_bound
+from solver_plan.wavefront.bounds_in_time import bucket_bound
 from solver_plan.wavefront.check import check, examine
 from solver_plan.wavefront.claims import refuted_bound
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
 from solver_plan.wavefront.heuristics.placement import place_waves
 from solver_plan.wavefront.heuristics.spindle import SETTINGS, Setting, spindle_waves
+from solver_plan.wavefront.heuristics.stages import staged
 from solver_plan.wavefront.idle import idle_by_cause
 from solver_plan.wavefront.instance import instance_of
-from solver_plan.wavefront.planner import HEURISTICS, plan
-from solver_plan.wavefront.problem import Component, Mode, WavefrontProblem
+from solver_plan.wavefront.planner import HEURISTICS, fits, plan
+from solver_plan.wavefront.problem import Component, Mode, Phases, WavefrontProblem
 from solver_plan.wavefront.schedule import plan_of
 from solver_plan.wavefront.simulate import simulate
 from tests.wavefront.exhaustive import shortest_makespan
@@ -148,6 +150,35 @@ def test_task_groups_and_sequential_are_what_they_say() -> None:
     assert not groups[0] & groups[1]
 
 
+@pytest.mark.parametrize("phases", ["fused", "forward_backward"])
+def test_stages_where_no_device_holds_all_layers(phases: Phases) -> None:
+    sizes = {"parameters": "llm", "state_bytes_per_layer": 10 * MEGA, "activation_bytes_per_layer": 4 * MEGA}
+    made = problem(
+        [component("a", layers=8, **sizes), component("b", layers=8, task="b", **sizes), component("head", layers=1)],
+        [("a", "head")],
+        memory=60 * MEGA,
+        intra=20e9,
+        inter=5e9,
+        phases=phases,
+    )
+    instance = instance_of(made)
+    assert not fits(instance, sequential(instance))
+    found = [schedule for schedules in staged(instance) for schedule in schedules if fits(instance, schedule)]
+    makespans = {plan_of(instance, schedule).predicted.makespan_ms for schedule in found}  # type: ignore[union-attr]
+    planned = plan(made, deterministic(0.2)).plan
+    assert check(made, planned) == ()
+    assert planned.certificate is not None
+    assert planned.certificate.objective <= min(makespans)
+
+
+def test_waves_beyond_all_memory_are_not_placed_within_it() -> None:
+    made = problem([component("a", layers=4, state_bytes_per_layer=50)], memory=100)
+    instance = instance_of(made)
+    waves = spindle_waves(instance, SETTINGS[0])
+    assert {segment.choice for wave in waves for segment in wave.segments} == {2}
+    assert not place_waves(instance, waves)[1]
+
+
 def test_spindle_levels_are_barriers() -> None:
     made = problem([component("a"), component("b", layers=9), component("c")], [("a", "c")])
     waves = spindle_waves(instance_of(made), Setting(levels="depth", sort="bigN_bigT", extend=None))
@@ -177,6 +208,33 @@ def test_against_the_references(name: str) -> None:
         whole = allotment_bound(instance, clock, whole=True, node_limit=300).value_ms
         assert whole is not None
         assert references["bound_ms"] * (1 - 1e-4) <= whole <= references["best_known_ms"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_buckets_of_time_are_below_the_optimum_and_above_the_allotment(seed: int) -> None:
+    made = random_problem(seed, components=3, layers=3, devices=4)
+    instance = instance_of(made)
+    clock = Clock(deterministic(20.0))
+    optimum = plan(made, deterministic(8.0)).plan.certificate
+    assert optimum is not None
+    assert optimum.status == "optimal"
+    relaxed = allotment_bound(instance, clock, whole=False).value_ms
+    assert relaxed is not None
+    for buckets in (3, 8):
+        for objective in (optimum.objective, 1.5 * optimum.objective):
+            found = bucket_bound(instance, clock, buckets, objective).value_ms
+            assert found is not None
+            assert relaxed * (1 - 1e-4) <= found <= optimum.objective
+
+
+@needs_data
+def test_buckets_of_time_raise_the_bound_where_there_are_levels() -> None:
+    references = json.loads((DATA / "references.json").read_text())["ofasys4_16"]
+    made = read_problem(str(DATA / "ofasys4_16.json"))
+    assert isinstance(made, WavefrontProblem)
+    found = bucket_bound(instance_of(made), Clock(deterministic(20.0)), 8, 78.0, node_limit=300).value_ms
+    assert found is not None
+    assert references["bound_ms"] * 1.005 <= found <= references["best_known_ms"]
 
 
 @needs_data

@@ -6,8 +6,8 @@ device. Where no set leaves every device within its memory, alternatives of earl
 backtracking, bounded in steps.
 """
 
+import itertools
 from collections.abc import Sequence
-from itertools import islice
 
 from solver_plan.wavefront.costs import transfer_ms
 from solver_plan.wavefront.heuristics.spindle import Wave
@@ -30,6 +30,8 @@ class _Held:
     def added(self, instance: Instance, run: Run, device: int) -> float:
         """Return the bytes that a run would add to a device."""
         choice = instance.choices[run.component][run.choice]
+        if choice.state_bytes == 0:
+            return choice.activation_bytes * (run.end - run.first)
         key = instance.parameters[run.component]
         held = self.layers[device]
         state = sum(max(0, choice.state_bytes - held.get((key, layer), 0)) for layer in range(run.first, run.end))
@@ -60,7 +62,9 @@ def place_waves(instance: Instance, waves: Sequence[Wave], keep_barriers: bool =
 
     Returns the schedule, and whether it keeps the memory limit: if not, memory was left aside.
     """
-    runs = _placed(instance, waves, instance.memory_limit)
+    runs = None
+    if instance.memory_limit is None or _least_bytes(instance, waves) <= instance.memory_limit * instance.devices:
+        runs = _placed(instance, waves, instance.memory_limit)
     fits = runs is not None
     if runs is None:
         runs = _placed(instance, waves, None)
@@ -78,13 +82,29 @@ def place_waves(instance: Instance, waves: Sequence[Wave], keep_barriers: bool =
     return Schedule(tuple(runs), tuple(order), frozenset(barriers if keep_barriers else ())), fits
 
 
+def _least_bytes(instance: Instance, waves: Sequence[Wave]) -> float:
+    """Return what the waves need of all devices together, wherever they are placed."""
+    states: dict[tuple[int, int], int] = {}
+    kept = 0.0
+    done = [0] * len(instance.layers)
+    for segment in itertools.chain.from_iterable(wave.segments for wave in waves):
+        choice = instance.choices[segment.component][segment.choice]
+        first = done[segment.component]
+        done[segment.component] += segment.layers
+        kept += choice.devices * choice.activation_bytes * segment.layers
+        for layer in range(first, first + segment.layers):
+            place = instance.parameters[segment.component], layer
+            states[place] = max(states.get(place, 0), choice.devices * choice.state_bytes)
+    return sum(states.values()) + kept
+
+
 def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> list[Run] | None:
     """Return the runs in wave order, with devices; None if no placement within the limit was found."""
-    todo: list[tuple[int, Run]] = []  # (wave, run without devices), most data first within a wave
+    todo: list[tuple[int, Run]] = []  # (first of its wave, run without devices), most data first within a wave
     number: list[int] = []
     done = [0] * len(instance.layers)
     at = 0
-    for wave_index, wave in enumerate(waves):
+    for wave in waves:
         members = []
         for segment in wave.segments:
             first = done[segment.component]
@@ -92,7 +112,7 @@ def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> lis
             members.append((at, Run(segment.component, first, first + segment.layers, segment.choice, ())))
             at += 1
         members.sort(key=lambda each: (-_volume(instance, each[1].component), -_width(instance, each[1])))
-        todo += [(wave_index, run) for _, run in members]
+        todo += [(len(todo), run) for _, run in members]
         number += [place for place, _ in members]
     held = _Held(instance)
     chosen: list[Run] = []
@@ -100,11 +120,11 @@ def _placed(instance: Instance, waves: Sequence[Wave], limit: int | None) -> lis
     undo: list[list[tuple[int, float, dict[tuple[int, int], int]]]] = []
     steps = 0
     while len(chosen) < len(todo):
-        wave_index, run = todo[len(chosen)]
+        begin, run = todo[len(chosen)]
         if len(tried) == len(chosen):
-            busy = {d for other, (w, _) in zip(chosen, todo, strict=False) if w == wave_index for d in other.devices}
+            busy = {device for other in chosen[begin:] for device in other.devices}
             candidates = _candidates(instance, chosen, run, held, busy, limit)
-            tried.append(list(islice(candidates, ALTERNATIVES)))
+            tried.append(list(itertools.islice(candidates, ALTERNATIVES)))
         steps += 1
         if steps > MOST_STEPS:
             return None
@@ -160,13 +180,14 @@ def _candidates(
         sorted(free, key=lambda d: (held.bytes[d] + added[d], d)),
         free,
     ]
-    nodes = sorted({cluster.node_of(device) for device in free})
     sets = {tuple(sorted(order[:size])): None for order in orders}
-    for node in nodes:
-        for order in orders:
-            inside = [device for device in order if cluster.node_of(device) == node][:size]
-            if len(inside) == size:
-                sets[tuple(sorted(inside))] = None
+    for order in orders:
+        inside: dict[int, list[int]] = {}
+        for device in order:
+            inside.setdefault(device // cluster.devices_per_node, []).append(device)
+        for own in inside.values():
+            if len(own) >= size:
+                sets[tuple(sorted(own[:size]))] = None
     for first in range(0, len(free) - size + 1, size):
         sets[tuple(free[first : first + size])] = None
 

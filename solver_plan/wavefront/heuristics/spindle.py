@@ -12,7 +12,7 @@ The released planner differs from the paper in details; where it does, it is fol
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
 
@@ -69,9 +69,25 @@ class Wave:
 
 def spindle_waves(instance: Instance, setting: Setting) -> list[Wave]:
     """Return the waves of a problem in one setting."""
+    return _waves(instance, _allocation(instance, setting.levels), setting)
+
+
+def waves_of_each_setting(instance: Instance) -> Iterator[list[Wave]]:
+    """Yield the waves of a problem in each of `SETTINGS`; the allocation depends on the levels only."""
+    allocation = {rule: _allocation(instance, rule) for rule in LEVEL_RULES}
+    for setting in SETTINGS:
+        yield _waves(instance, allocation[setting.levels], setting)
+
+
+def _allocation(instance: Instance, rule: LevelRule) -> list[list[_Tuple]]:
+    return [_rounded(instance, level) for level in levels_of(instance, rule)]
+
+
+def _waves(instance: Instance, allocation: list[list[_Tuple]], setting: Setting) -> list[Wave]:
     waves: list[Wave] = []
-    for level in levels_of(instance, setting.levels):
-        waves.extend(_level_waves(instance, level, setting, waves[-1].end_ms if waves else 0.0))
+    for level in allocation:
+        remaining = [replace(each) for each in level]
+        waves.extend(_level_waves(instance, remaining, setting, waves[-1].end_ms if waves else 0.0))
     return waves
 
 
@@ -170,8 +186,7 @@ def _rounded(instance: Instance, level: list[int]) -> list[_Tuple]:
     return found
 
 
-def _level_waves(instance: Instance, level: list[int], setting: Setting, start_ms: float) -> Iterator[Wave]:
-    remaining = _rounded(instance, level)
+def _level_waves(instance: Instance, remaining: list[_Tuple], setting: Setting, start_ms: float) -> Iterator[Wave]:
     choices = instance.choices
 
     def width(each: _Tuple) -> float:
@@ -240,8 +255,9 @@ def _extend(
 ) -> None:
     """Give idle devices to the components with most left, while that lets them run more layers in the wave."""
 
-    def left(each: _Tuple) -> int:
-        return sum(other.layers for other in remaining if other.component == each.component)
+    left: dict[int, int] = {}
+    for each in remaining:
+        left[each.component] = left.get(each.component, 0) + each.layers
 
     def wider(place: int) -> int | None:
         choices = instance.choices[wave[place].component]
@@ -256,7 +272,7 @@ def _extend(
     def need(place: int) -> float:
         each = wave[place]
         choices = instance.choices[each.component]
-        rest = left(each) - running[place][1]
+        rest = left[each.component] - running[place][1]
         now = choices[running[place][0]]
         if rule == "work":
             return rest * choices[0].layer_ms * choices[0].devices / now.devices
@@ -268,7 +284,7 @@ def _extend(
             if choice is None:
                 continue
             found = instance.choices[wave[place].component][choice]
-            layers = min(left(wave[place]), int(wave_ms / found.layer_ms + 1e-9))
+            layers = min(left[wave[place].component], int(wave_ms / found.layer_ms + 1e-9))
             if layers > running[place][1]:
                 free -= found.devices - instance.choices[wave[place].component][running[place][0]].devices
                 running[place] = [choice, layers]

@@ -14,33 +14,21 @@ layers of a set of weights; q_pm block p is held by m devices; C latest end; R r
     s'_i >= e'_j + the same,   s'_i >= e_i                                                      `_dependency`
     h_pd >= u_id where piece i runs block p                                                     `_memory`
     sum_p state_p h_pd + sum_i activation_i u_id <= M                                           `_memory`
-    R >= sum_p r_p h_pd for every d, r_p = 2 (m - 1) / m bytes / bandwidth where q_pm = 1       `_reduction`
+    R >= sum_p r_p h_pd for every d, r_p = 2 (m - 1) / m bytes / bandwidth where q_pm = 1       `add_reduction`
 
 With a piece for each layer the program allows every plan (`whole_problem`). Durations, transfers, sizes and reductions
 are rounded down, so that then its bound holds for every plan; plans are timed again exactly.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from math import gcd
 
 from ortools.sat.python import cp_model
 
 from solver_plan.wavefront.instance import Instance
-from solver_plan.wavefront.model.ticks import floor_ticks, ticks_per_ms
+from solver_plan.wavefront.model.pieces import PieceSpec, blocks, dependencies, pieces_of
+from solver_plan.wavefront.model.reduction import add_reduction
+from solver_plan.wavefront.model.ticks import floor_ticks, memory_unit, ticks_per_ms
 from solver_plan.wavefront.schedule import Run, Schedule
-
-LARGEST_UNIT_COUNT = 10**9
-"""Memory is counted in units of bytes so that a device has at most this many."""
-
-
-@dataclass(frozen=True, slots=True)
-class PieceSpec:
-    """Consecutive layers of a component; `run` says how they run now, `free` whether that may change."""
-
-    run: Run
-    free: bool
 
 
 class _Piece:
@@ -50,30 +38,6 @@ class _Piece:
         self.on: list[cp_model.IntVar] = []
         self.work: list[tuple[cp_model.IntVar, cp_model.IntVar]] = []
         """Start and end of the forward, and in two phases of the backward."""
-
-
-def whole_problem(instance: Instance, schedule: Schedule) -> list[PieceSpec]:
-    """Return a free piece for each layer, as the schedule runs it."""
-    return [
-        PieceSpec(Run(run.component, layer, layer + 1, run.choice, run.devices), True)
-        for run in schedule.runs
-        for layer in range(run.first, run.end)
-    ]
-
-
-def neighbourhood(schedule: Schedule, free: frozenset[int], parts: int) -> list[PieceSpec]:
-    """Return the runs of a schedule as pieces, those of free components cut into at most `parts` equal pieces."""
-    found = []
-    for run in schedule.runs:
-        if run.component not in free:
-            found.append(PieceSpec(run, False))
-            continue
-        layers = run.end - run.first
-        count = min(parts, layers)
-        cuts = [run.first + layers * part // count for part in range(count + 1)]
-        for first, end in itertools.pairwise(cuts):
-            found.append(PieceSpec(Run(run.component, first, end, run.choice, run.devices), True))
-    return found
 
 
 class DeviceModel:
@@ -102,11 +66,8 @@ class DeviceModel:
         self.reduction = self.model.new_int_var(0, self.horizon, "R")
         self.model.add(self.latest + self.reduction <= self.horizon)
         self.pieces = [self._piece(spec) for spec in pieces]
-        self.of: list[list[int]] = [[] for _ in instance.components]
-        for index in sorted(range(len(pieces)), key=lambda index: pieces[index].run.first):
-            self.of[pieces[index].run.component].append(index)
         self._capacity()
-        for before, after in self._dependencies():
+        for before, after in dependencies(instance, pieces_of(instance, pieces)):
             self._dependency(self.pieces[before], self.pieces[after])
         self._holding()
         if break_symmetry:
@@ -193,12 +154,6 @@ class DeviceModel:
         model.add_cumulative(intervals, demands, instance.devices)
         model.add(sum(area) <= instance.devices * self.latest)
 
-    def _dependencies(self) -> Iterator[tuple[int, int]]:
-        for component, own in enumerate(self.of):
-            yield from itertools.pairwise(own)
-            for after in self.instance.successors[component]:
-                yield own[-1], self.of[after][0]
-
     def _dependency(self, before: _Piece, after: _Piece) -> None:
         """The later piece waits for the earlier one and its data; in the backward the other way round."""
         model, instance = self.model, self.instance
@@ -234,17 +189,6 @@ class DeviceModel:
         for end, start in pairs:
             model.add(start >= end + across).only_enforce_if([~same, ~near])
 
-    def _blocks(self) -> Iterator[tuple[int, int, list[tuple[_Piece, int]]]]:
-        """Yield (weights, layers, pieces that run all of them) for each run of layers that no piece cuts."""
-        sharing: dict[int, list[_Piece]] = {}
-        for piece in self.pieces:
-            sharing.setdefault(self.instance.parameters[piece.spec.run.component], []).append(piece)
-        for key, pieces in sorted(sharing.items()):
-            cuts = sorted({cut for piece in pieces for cut in (piece.spec.run.first, piece.spec.run.end)})
-            for first, end in itertools.pairwise(cuts):
-                inside = [p for p in pieces if p.spec.run.first <= first and end <= p.spec.run.end]
-                yield key, end - first, [(piece, end - first) for piece in inside]
-
     def _holding(self) -> None:
         """Memory of each device, and the reduction of what several devices hold."""
         model, instance = self.model, self.instance
@@ -253,25 +197,25 @@ class DeviceModel:
         if limit is None and not reduces:
             model.add(self.reduction == 0)
             return
-        unit = self._memory_unit()
+        unit = memory_unit(instance)
         room: list[list[cp_model.LinearExprT]] = [[] for _ in range(instance.devices)]
         reduced: list[list[cp_model.LinearExprT]] = [[] for _ in range(instance.devices)]
-        for _, layers, pieces in self._blocks():
+        for layers, users in blocks(instance, [piece.spec for piece in self.pieces]):
+            pieces = [self.pieces[index] for index in users]
             holds = [model.new_bool_var("") for _ in range(instance.devices)]
             for device, held in enumerate(holds):
-                users = [piece.on[device] for piece, _ in pieces]
-                for user in users:
-                    model.add_implication(user, held)
-                model.add_bool_or([*users, ~held])
+                here = [piece.on[device] for piece in pieces]
+                for on in here:
+                    model.add_implication(on, held)
+                model.add_bool_or([*here, ~held])
             if limit is not None:
                 self._state(pieces, layers, unit, holds, room)
             gradients = [
-                min(choice.gradient_bytes for choice in instance.choices[piece.spec.run.component])
-                for piece, _ in pieces
+                min(choice.gradient_bytes for choice in instance.choices[piece.spec.run.component]) for piece in pieces
             ]
             # where users reduce different sizes, the least: a relaxation
             if min(gradients) > 0:
-                self._reduction(min(gradients) * layers, holds, reduced)
+                add_reduction(model, instance.cluster, min(gradients) * layers, holds, reduced, self.fineness)
         if limit is not None:
             for piece in self.pieces:
                 self._activations(piece, unit, room)
@@ -285,19 +229,9 @@ class DeviceModel:
         else:
             model.add(self.reduction == 0)
 
-    def _memory_unit(self) -> int:
-        """Return the bytes of a unit: all sizes are whole where that is possible, else rounded down."""
-        instance = self.instance
-        limit = instance.memory_limit or 1
-        common = 0
-        for each in instance.choices:
-            for choice in each:
-                common = gcd(common, choice.state_bytes, int(choice.activation_bytes))
-        return max(1, common if limit // max(1, common) <= LARGEST_UNIT_COUNT else limit // LARGEST_UNIT_COUNT)
-
     def _state(
         self,
-        pieces: Sequence[tuple[_Piece, int]],
+        pieces: Sequence[_Piece],
         layers: int,
         unit: int,
         holds: Sequence[cp_model.IntVar],
@@ -306,7 +240,7 @@ class DeviceModel:
         model, instance = self.model, self.instance
         states = {
             choice.state_bytes * layers // unit
-            for piece, _ in pieces
+            for piece in pieces
             for choice in instance.choices[piece.spec.run.component]
         }
         if len(states) == 1:
@@ -317,7 +251,7 @@ class DeviceModel:
         for device in range(instance.devices):
             size_here = model.new_int_var(0, max(states), "")
             room[device].append(size_here)
-            for piece, _ in pieces:
+            for piece in pieces:
                 choices = instance.choices[piece.spec.run.component]
                 for chosen, choice in zip(piece.chosen, choices, strict=True):
                     size = choice.state_bytes * layers // unit
@@ -340,43 +274,6 @@ class DeviceModel:
             here = model.new_int_var(0, max(sizes), "")
             model.add(here >= size).only_enforce_if(piece.on[device])
             room[device].append(here)
-
-    def _reduction(
-        self, size_bytes: int, holds: Sequence[cp_model.IntVar], reduced: list[list[cp_model.LinearExprT]]
-    ) -> None:
-        """Add what each holder of a block spends on reducing it, by the number of holders and their nodes."""
-        model, instance = self.model, self.instance
-        cluster = instance.cluster
-        counts = range(instance.devices + 1)
-        number = [model.new_bool_var("") for _ in counts]
-        model.add_exactly_one(number)
-        model.add(sum(holds) == sum(count * q for count, q in zip(counts, number, strict=True)))
-
-        def ticks(count: int, within: bool) -> int:
-            if count < 2:
-                return 0
-            return floor_ticks(cluster.ms_to_move(2 * (count - 1) / count * size_bytes, within), self.fineness)
-
-        inside = [ticks(count, True) for count in counts]
-        outside = [ticks(count, False) for count in counts]
-        one_node = cluster.devices <= cluster.devices_per_node
-        least = inside if one_node else [min(pair) for pair in zip(inside, outside, strict=True)]
-        length = model.new_int_var(0, self.horizon, "")
-        model.add(length >= sum(t * q for t, q in zip(least, number, strict=True)))
-        if not one_node and outside != least:
-            near = model.new_bool_var("")
-            nodes = -(-cluster.devices // cluster.devices_per_node)
-            in_node = [model.new_bool_var("") for _ in range(nodes)]
-            model.add(sum(in_node) == near)
-            for node, only in enumerate(in_node):
-                for device, held in enumerate(holds):
-                    if cluster.node_of(device) != node:
-                        model.add_implication(only, ~held)
-            model.add(length >= sum(t * q for t, q in zip(outside, number, strict=True))).only_enforce_if(~near)
-        for device, held in enumerate(holds):
-            here = model.new_int_var(0, self.horizon, "")
-            model.add(here >= length).only_enforce_if(held)
-            reduced[device].append(here)
 
     def _first_devices(self) -> None:
         """Devices of a node are alike, and so are full nodes: the first free piece takes the first ones."""
