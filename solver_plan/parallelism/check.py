@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 from solver_plan.documents.fields import LARGEST_NUMBER
 from solver_plan.errors import InvalidPlanError
+from solver_plan.parallelism import check_full
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.costs import Evaluation, evaluate
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.simulate import orders_of, play
+from solver_plan.parallelism.schedule import group_ends, orders_of
 
 RELATIVE_TOLERANCE = 1e-6
 """To which times of a plan must agree with the recomputed ones."""
@@ -44,7 +45,10 @@ def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[
         *_layouts(problem, plan),
         *_recompute(problem, plan),
         *_schedule(problem, plan),
+        *check_full.same_layout(problem, plan.stages),
     )
+    if not structure and problem.cost_model == "full":
+        structure = (*check_full.placement(problem, plan), *check_full.schedule(problem, plan))
     if structure:
         return structure, None
     try:
@@ -229,7 +233,7 @@ def _playable(plan: ParallelismPlan, evaluation: Evaluation) -> Iterator[str]:
     if plan.schedule is None:
         return
     try:
-        play(evaluation.stages, orders_of(plan)[1])
+        group_ends([stage.durations for stage in evaluation.stages], orders_of(plan)[1])
     except InvalidPlanError as error:
         yield from error.violations
 
@@ -260,6 +264,7 @@ def _predicted(problem: ParallelismProblem, plan: ParallelismPlan, evaluation: E
             yield f"predicted.stage_ms[{index}]: {predicted.stage_ms[index]!r}, recomputed {cost.stage_ms!r}"
         # every size of an operator is rounded to a byte, and counted once for each micro-batch in flight or state
         copies = len(plan.stages) - index + problem.state_bytes_per_weight_byte
+        copies = max(copies, plan.micro_batches) if problem.cost_model == "full" else copies
         tolerance = (stage.operators[1] - stage.operators[0] + 1) * copies
         stated = predicted.stage_memory_bytes[index]
         if abs(stated - cost.memory_bytes) > tolerance:

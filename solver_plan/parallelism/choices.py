@@ -4,12 +4,14 @@ A choice is (tensor parallel degree t, data parallel degree d, partition K) on t
 heuristics, bounds and the constraint program work on; `costs` evaluates single plans independently of them.
 """
 
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solver_plan.parallelism.costs.full_plan import operator_times, received_ms
 from solver_plan.parallelism.costs.links import transfer_ms
 from solver_plan.parallelism.problem import Link, ParallelismProblem, Profile
 
@@ -25,6 +27,8 @@ class Choice:
     tensor_parallel: int
     data_parallel: int
     partition: int
+    sharding: int = 0
+    """ZeRO stage of the data-parallel group."""
 
     @property
     def devices(self) -> int:
@@ -68,7 +72,10 @@ def device_counts(problem: ParallelismProblem) -> tuple[int, ...]:
     cluster, space = problem.cluster, problem.space
     largest = cluster.devices if space.cross_node_stages else cluster.devices_per_node
     allowed = space.device_counts if space.device_counts is not None else range(1, largest + 1)
-    return tuple(sorted(count for count in allowed if count <= largest))
+    counts = sorted(count for count in allowed if count <= largest)
+    if problem.cost_model == "full":  # a stage of several nodes has whole ones
+        counts = [count for count in counts if count <= cluster.devices_per_node or count % cluster.devices_per_node == 0]
+    return tuple(counts)
 
 
 def micro_batch_sizes(problem: ParallelismProblem) -> tuple[int, ...]:
@@ -85,6 +92,17 @@ def micro_batch_sizes(problem: ParallelismProblem) -> tuple[int, ...]:
             if count % entry.tensor_parallel == 0
         }
     return tuple(sorted(size for size in sizes if size <= problem.global_batch and problem.global_batch % size == 0))
+
+
+def micro_batches(problem: ParallelismProblem) -> list[MicroBatch]:
+    """Return the searches of a problem: every micro-batch size with its choices, of which a pipeline's stages take any.
+
+    Where all stages have the same layout, one for each choice.
+    """
+    found = [micro_batch(problem, size) for size in micro_batch_sizes(problem)]
+    if not problem.space.same_layout:
+        return [batch for batch in found if batch.choices]
+    return [replace(batch, choices=(costs,)) for batch in found for costs in batch.choices]
 
 
 def micro_batch(problem: ParallelismProblem, size: int) -> MicroBatch:
@@ -106,8 +124,14 @@ def _possible_choices(problem: ParallelismProblem, size: int) -> Iterator[Choice
     for count in device_counts(problem):
         for degree in degrees:
             if count % degree == 0 and size % (count // degree) == 0:
-                for partition in partitions:
-                    yield Choice(degree, count // degree, partition)
+                for partition, sharding in itertools.product(partitions, _shardings(problem, count // degree)):
+                    yield Choice(degree, count // degree, partition, sharding)
+
+
+def _shardings(problem: ParallelismProblem, replicas: int) -> tuple[int, ...]:
+    """Return the ZeRO stages that differ: one replica shards nothing, whatever it is called; `aceso` prices none."""
+    allowed = sorted(problem.space.sharding)
+    return tuple(allowed) if problem.cost_model == "full" and replicas > 1 else (allowed[0],)
 
 
 _MISSING = Profile(
@@ -137,15 +161,31 @@ def _costs(problem: ParallelismProblem, size: int, choice: Choice) -> ChoiceCost
         spread: Floats = np.array(values, dtype=np.float64)[index]
         return spread
 
+    full = problem.cost_model == "full"
+
     def transfers(sizes: list[int]) -> Floats:
-        spread: Floats = np.array([[transfer_ms(one, link) for one in sizes] for link in links])[:, index]
+        if full:
+            degree, devices = choice.tensor_parallel, choice.devices
+            hidden = problem.overlap.transfers
+            times = [
+                [0.0 if hidden else received_ms(problem, one, link, degree, devices) for one in sizes]
+                for link in links
+            ]
+        else:
+            times = [[transfer_ms(one, link) for one in sizes] for link in links]
+        spread: Floats = np.array(times)[:, index]
         return spread
+
+    forward_ms, backward_ms = [profile.forward_ms for profile in profiles], [one.backward_ms for one in profiles]
+    if full:
+        loaded = [operator_times(problem, profile) for profile in profiles]
+        forward_ms, backward_ms = [forward for forward, _ in loaded], [backward for _, backward in loaded]
 
     factors = np.array([operator.activation_factor for operator in problem.operators])
     return ChoiceCosts(
         choice=choice,
-        forward_ms=column([np.inf if profile is None else profile.forward_ms for profile in found]),
-        backward_ms=column([profile.backward_ms for profile in profiles]),
+        forward_ms=column([np.inf if one is None else time for one, time in zip(found, forward_ms, strict=True)]),
+        backward_ms=column(backward_ms),
         input_bytes=column([float(profile.input_bytes) for profile in profiles]),
         weight_bytes=column([float(profile.weight_bytes) for profile in profiles]),
         held_bytes=column([float(profile.activation_bytes) for profile in profiles]) * factors,

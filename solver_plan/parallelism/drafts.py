@@ -42,6 +42,7 @@ def draft_plan(problem: ParallelismProblem, micro_batch_size: int, stages: Seque
                 devices=tuple(range(rank, rank + stage.devices)),
                 layout=_layouts(stage),
                 recompute=ranges(stage.marks, stage.first),
+                sharding=stage.choices[0].sharding,
             )
         )
         rank += stage.devices

@@ -13,6 +13,7 @@ import numpy as np
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
 from solver_plan.parallelism.paths import best_path
+from solver_plan.parallelism.pipeline_value import SlowestAndSum
 from solver_plan.parallelism.problem import Cluster, ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.sources import StageSource, stage_source
@@ -41,13 +42,13 @@ class MemoryGraph(StageGraph):
     ) -> None:
         super().__init__(problem, shape, batch, bound, np.inf, cuts, work, any_order=not problem.in_rank_order)
         self._cutoff = cutoff_bytes
-        self._scale = 1.0
-        self._sum_weight = 0.0
+        self._pipeline = SlowestAndSum(1.0, 0.0)
 
     def _work_bounds(self) -> tuple[Floats, Floats]:
         """Return the least bytes of state of the operators in front of each cut, summed over devices."""
         weights = np.stack([np.where(np.isfinite(c.forward_ms), c.weight_bytes, np.inf) for c in self.batch.choices])
-        state = (weights * self.device_counts[:, None]).min(axis=0) * self.problem.state_bytes_per_weight_byte
+        copies = 0.0 if self._full else self.problem.state_bytes_per_weight_byte  # what is shared or sharded is left out
+        state = (weights * self.device_counts[:, None]).min(axis=0) * copies
         total = np.concatenate([np.zeros(1), np.cumsum(state)])
         return total, np.zeros(len(total))
 
@@ -55,11 +56,14 @@ class MemoryGraph(StageGraph):
         return table.spans.fixed_bytes
 
     def _variable_part(self, table: ChoiceTable, behind: int, candidates: Integers) -> Floats:
+        behind = self.held_behind(behind)
         held = (behind + 1) * table.spans.input_and_held_bytes[candidates]
         return held - table.bound.most_saved_bytes(behind, candidates)
 
-    def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
-        return np.zeros(len(first))
+    def _transfers(
+        self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers
+    ) -> tuple[Floats, Floats]:
+        return np.zeros(len(first)), np.zeros(len(first))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +144,8 @@ def _least_memory(
     fine: bool,
 ) -> _Attempt | None:
     everywhere = np.ones(len(problem.operators) + 1, dtype=np.bool_)
-    at_blocks = np.zeros(len(problem.operators) + 1, dtype=np.bool_)
-    for first, end in shape.blocks:
-        at_blocks[[first, end]] = True
     best: _Attempt | None = None
-    for cuts in (at_blocks, everywhere) if fine else (at_blocks,):
+    for cuts in (shape.block_cuts, everywhere) if fine else (shape.block_cuts,):
         if best is not None and best.memory_bytes <= problem.cluster.usable_bytes_per_device:
             return best
         for batch in batches:

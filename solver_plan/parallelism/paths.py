@@ -6,6 +6,7 @@ maximum; in general this is a heuristic, and the constraint program is exact.
 
 import numpy as np
 
+from solver_plan.parallelism.pipeline_value import SlowestAndSum
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
 
 THRESHOLDS = (1.0, 1.0005, 1.002, 1.01, 1.04, 1.2, np.inf)
@@ -16,7 +17,7 @@ def best_path(graph: StageGraph, arcs: Arcs) -> list[int]:
     """Return the indices of the arcs of a good pipeline, from the first stage to the last; empty if there is none."""
     if not len(arcs):
         return []
-    maxima, _ = graph.potentials_behind(arcs)
+    maxima, _ = graph.potentials_behind(arcs, SlowestAndSum(1.0, 0.0))
     least = min(graph.at_first_node(level) for level in maxima[1:])
     if not np.isfinite(least):
         return []
@@ -26,7 +27,7 @@ def best_path(graph: StageGraph, arcs: Arcs) -> list[int]:
     for factor in THRESHOLDS:
         below = np.flatnonzero(time <= least * factor * (1 + 1e-12)) if np.isfinite(factor) else np.arange(len(arcs))
         path = [int(below[index]) for index in _least_sum(graph, arcs.select(below))]
-        value = graph.objective(time[path]) if path else np.inf
+        value = graph.objective(arcs, path) if path else np.inf
         if value < best_value:
             best, best_value = path, value
     return best
@@ -39,7 +40,7 @@ def _least_sum(graph: StageGraph, arcs: Arcs) -> list[int]:
     if not totals or not np.isfinite(min(totals)):
         return []
     exact = graph.problem.space.use_all_devices
-    s, x, u = int(np.argmin(totals)) + 1, 0, graph.problem.cluster.devices
+    s, x, u = int(np.argmin(totals)) + 1, 0, graph.devices
     front = arcs.devices_behind + graph.device_counts[arcs.choice]
     stacked = np.stack(sums)
     total = arcs.time_ms + stacked[arcs.behind, arcs.end, arcs.devices_behind]

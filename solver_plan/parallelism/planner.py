@@ -23,7 +23,7 @@ from solver_plan.errors import InfeasibleProblemError, InputError
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.bounds import batch_work_bound_ms, work_bound_ms
 from solver_plan.parallelism.check import evaluate_checked
-from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batch, micro_batch_sizes
+from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batches
 from solver_plan.parallelism.drafts import draft_plan, finished
 from solver_plan.parallelism.heuristics.aceso import aceso_search
 from solver_plan.parallelism.heuristics.grid import grid_points
@@ -120,14 +120,15 @@ class Planner:
 
     def _search(self, heuristic: str | None) -> None:
         if heuristic == "aceso":
+            if self.problem.space.same_layout:
+                raise InputError(
+                    "space.same_layout: found true; Aceso's search changes the layout of single stages: give false, or "
+                    "another heuristic"
+                )
             aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer)
             return
         self._grid()
         if heuristic is None:
-            if self._nodes > MOST_NODES:
-                log.warning("%d nodes of a stage graph are too many: only heuristics look for a plan", self._nodes)
-                self._without_graph()
-                return
             if self.incumbent.objective is None and not self.clock.expired:
                 shortage = explain(self.problem, self._batches, self._shape, self.clock.work)
                 if shortage is not None:
@@ -135,26 +136,16 @@ class Planner:
             sizes = self._sizes()
             try:
                 limit = WARM_START_EVALUATIONS if sizes[0].source.finds_all else MIXED_WARM_START_EVALUATIONS
-                aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer, evaluation_limit=limit)
+                if not self.problem.space.same_layout:
+                    aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer, evaluation_limit=limit)
                 self._coarse(sizes)
+                if self.problem.cost_model == "full":
+                    sizes = self._rough(sizes)
                 self._fine(sizes)
                 self._program(sizes)
             finally:
                 if not self.incumbent.closed:
                     self._raise_bound(sizes)
-
-    @property
-    def _nodes(self) -> int:
-        """Number of nodes that a stage graph may have: cuts, stages behind, devices behind."""
-        devices = self.problem.cluster.devices
-        return len(self.problem.operators) * devices * min(self.problem.space.max_stages or devices, devices)
-
-    def _without_graph(self) -> None:
-        """Search by heuristics alone, with the work bound: for clusters whose stage graphs do not fit the memory."""
-        bound = work_bound_ms(self.problem)
-        if bound is not None and self.problem.in_rank_order:
-            self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:work")
-        aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
         self.clock.spend(EVALUATION_COST_S)
@@ -162,8 +153,7 @@ class Planner:
 
     @cached_property
     def _batches(self) -> list[MicroBatch]:
-        found = [micro_batch(self.problem, size) for size in micro_batch_sizes(self.problem)]
-        batches = [batch for batch in found if batch.choices]
+        batches = micro_batches(self.problem)
         if not batches:
             raise InputError(
                 f"global_batch: no micro-batch size that the profiles and the space allow divides "
@@ -175,17 +165,10 @@ class Planner:
         sizes = []
         for batch in self._batches:
             entry = _Size(stage_source(self.problem, self._shape, batch, self.clock.work), 0.0)
-            least_ms = batch_work_bound_ms(entry.batch, self.problem.cluster.devices)
+            least_ms = batch_work_bound_ms(self.problem, entry.batch)
             entry.work_bound_ms = entry.bound_ms = entry.any_order_bound_ms = least_ms
             sizes.append(entry)
         return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
-
-    @property
-    def _block_cuts(self) -> Bools:
-        cuts = np.zeros(len(self.problem.operators) + 1, dtype=np.bool_)
-        for first, end in self._shape.blocks:
-            cuts[[first, end]] = True
-        return cuts
 
     def _cutoff(self) -> float:
         return self.incumbent.objective if self.incumbent.objective is not None else np.inf
@@ -198,18 +181,44 @@ class Planner:
                 return
             self.incumbent.offer(point.plan(self.problem), "heuristic:grid")
 
+    def _worth(self, size: _Size, cutoff_ms: float, positions: int) -> bool:
+        """Return whether a size may have a pipeline below the cutoff, and its graph with so many cuts is not too large."""
+        if self.clock.expired or size.bound_ms >= cutoff_ms:
+            return False
+        devices = self.problem.cluster.devices // StageGraph.unit_of(self.problem, size.batch)
+        nodes = positions * devices * min(self.problem.space.max_stages or devices, devices, positions)
+        if nodes > MOST_NODES:
+            log.warning("micro-batch %d: %d nodes of a stage graph are too many to search", size.batch.size, nodes)
+        return nodes <= MOST_NODES
+
     # -- stage graphs -------------------------------------------------------------------------------------------
 
     def _graph(self, size: _Size, cutoff_ms: float, cuts: Bools) -> StageGraph:
         return StageGraph(self.problem, self._shape, size.batch, size.source.bound, cutoff_ms, cuts, self.clock.work)
+
+    def _rough(self, sizes: list[_Size]) -> list[_Size]:
+        """Bound every micro-batch size by what stages of whole blocks take; return the sizes, most promising first."""
+        for size in sizes:
+            if self._worth(size, self._cutoff(), len(self._shape.blocks)):
+                self._windows(size, self._cutoff())
+        self._raise_bound(sizes)
+        return sorted(sizes, key=lambda entry: (entry.bound_ms, entry.batch.size))
+
+    def _windows(self, size: _Size, cutoff_ms: float) -> Bools:
+        """Return where a pipeline below the cutoff may be cut, and raise the bound of the size."""
+        bound, work = size.source.bound, self.clock.work
+        windows = WindowGraph(self.problem, self._shape, size.batch, bound, cutoff_ms, self._shape.block_cuts, work)
+        arcs = windows.arcs()
+        size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(windows, arcs)))
+        return windows.cuts(arcs)
 
     def _coarse(self, sizes: list[_Size]) -> None:
         """Look for good plans whose stages begin at block starts, in wider and wider searches."""
         for factor in WIDENING:
             for size in sizes:
                 cutoff = min(self._cutoff(), factor * size.work_bound_ms)
-                if size.bound_ms < cutoff and not self.clock.expired:
-                    graph = self._graph(size, cutoff, self._block_cuts)
+                if self._worth(size, cutoff, len(self._shape.blocks)):
+                    graph = self._graph(size, cutoff, self._shape.block_cuts)
                     self._descend(size, graph, graph.arcs(), patience=4)
             if all(self._cutoff() <= max(factor * size.work_bound_ms, size.bound_ms) for size in sizes):
                 return
@@ -219,12 +228,12 @@ class Planner:
         if self.incumbent.objective is None and not self.clock.expired:
             for factor in WIDENING:
                 for size in sizes:
-                    if self.incumbent.objective is None and not self.clock.expired:
+                    if self.incumbent.objective is None and self._worth(size, np.inf, len(self.problem.operators)):
                         self._explore(size, factor * size.work_bound_ms)
                 if self.incumbent.objective is not None:
                     break
         for number, size in enumerate(sizes):
-            if size.bound_ms < self._cutoff() and not self.clock.expired:
+            if self._worth(size, self._cutoff(), len(self.problem.operators)):
                 self._explore(size, self._cutoff())
             if number < len(sizes) - 1:
                 self._raise_bound(sizes)
@@ -247,10 +256,7 @@ class Planner:
         """List the stages that a pipeline of one micro-batch size below the cutoff may have, and make them exact."""
         cuts = np.ones(len(self.problem.operators) + 1, dtype=np.bool_)
         if size.source.has_windows:
-            windows = WindowGraph(
-                self.problem, self._shape, size.batch, size.source.bound, cutoff_ms, self._block_cuts, self.clock.work
-            )
-            cuts = windows.cuts()
+            cuts = self._windows(size, cutoff_ms)
         graph = self._graph(size, cutoff_ms, cuts)
         arcs = graph.arcs()
         size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, arcs)))
@@ -276,7 +282,7 @@ class Planner:
         found: set[StageKey] = set()
         while failures < patience and len(arcs) and not self.clock.expired:
             path = best_path(graph, arcs.with_recompute(extra_ms))
-            keys = _keys(arcs)
+            keys = graph.keys(arcs)
             if not path or all(keys[index] in found for index in path):
                 break
             arcs = self._least(size, graph, arcs, path)
@@ -294,7 +300,7 @@ class Planner:
         batch = 64
         done: set[StageKey] = set()
         while len(arcs) and not self.clock.expired:
-            keys = _keys(arcs)
+            keys = graph.keys(arcs)
             order = np.argsort(graph.through(arcs), kind="stable")
             pending = [int(index) for index in order if keys[index] not in done][:batch]
             if not pending:
@@ -310,7 +316,7 @@ class Planner:
 
     def _least(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: list[int]) -> Arcs:
         """Return the arcs with the least recomputation of those at `indices`, and of all arcs of the same stages."""
-        keys = _keys(arcs)
+        keys = graph.keys(arcs)
         wanted = {keys[index]: size.source.least(keys[index], graph.need_bytes(arcs, index)) for index in indices}
         recompute: Floats = arcs.recompute_ms.copy()
         for index, key in enumerate(keys):
@@ -320,20 +326,20 @@ class Planner:
 
     def _real(self, size: _Size, graph: StageGraph, arcs: Arcs, indices: Sequence[int]) -> Floats:
         """Return, for the arcs at `indices`, the extra time of a stage that really fits; infinite: none was found."""
-        keys = _keys(arcs)
+        keys = graph.keys(arcs)
         return np.array([size.source.real(keys[index], graph.need_bytes(arcs, index))[0] for index in indices])
 
     def _offer(
         self, size: _Size, graph: StageGraph, arcs: Arcs, path: list[int], source: str = "heuristic:stage-graph"
     ) -> bool:
         """Offer the pipeline of a path; its stages have their least recomputation."""
-        keys = _keys(arcs)
+        keys = graph.keys(arcs)
         stages = []
         for index in path:
             stage = size.source.real(keys[index], graph.need_bytes(arcs, index))[1]
             if stage is None:
                 return False
-            stages.append(replace(stage, devices_behind=int(arcs.devices_behind[index])))
+            stages.append(replace(stage, devices_behind=int(arcs.devices_behind[index]) * graph.unit))
         return self.incumbent.offer(draft_plan(self.problem, size.batch.size, stages), source)
 
     # -- constraint program -------------------------------------------------------------------------------------
@@ -400,7 +406,7 @@ class Planner:
         for number, one in enumerate(arcs):
             path = best_path(one.graph, one.arcs)
             if path:
-                value = one.graph.objective(one.arcs.time_ms[path])
+                value = one.graph.objective(one.arcs, path)
                 if best is None or value < best[0]:
                     best = (value, number, path)
         return None if best is None else hint_of(program, best[1], best[2])
@@ -409,15 +415,15 @@ class Planner:
 def _require_planned_space(problem: ParallelismProblem) -> None:
     """Refuse what this planner does not search: its bound would not hold there. Raises `InputError`."""
     space = problem.space
+    if problem.cost_model == "full":
+        return
     if space.virtual_stages != (1,):
         raise InputError(
-            f"space.virtual_stages: found {list(space.virtual_stages)}; the planner lays one stage on each group of "
-            "devices: give [1]"
+            f"space.virtual_stages: found {list(space.virtual_stages)}; the aceso cost model knows one stage on each "
+            "group of devices: give [1], or take the full cost model"
         )
     if 0 not in space.sharding:
-        raise InputError(f"space.sharding: found {list(space.sharding)}; the planner shards nothing: add 0")
-
-
-def _keys(arcs: Arcs) -> list[StageKey]:
-    """Return what the recomputation of each arc depends on."""
-    return list(zip(arcs.choice.tolist(), arcs.first.tolist(), arcs.end.tolist(), arcs.behind.tolist(), strict=True))
+        raise InputError(
+            f"space.sharding: found {list(space.sharding)}; the aceso cost model shards nothing: add 0, or take the "
+            "full cost model"
+        )

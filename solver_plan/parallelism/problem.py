@@ -218,7 +218,10 @@ class Space:
     partitions: Annotated[tuple[Index, ...], Len(1)] | None = None
     """*Added.* Tensor partitions a plan may use; None: all that the profiles have."""
     virtual_stages: Annotated[tuple[Count, ...], Len(1)] = (1,)
-    """*Added*, for `full`: parts of the chain that a group of devices may run in turn (interleaved 1F1B)."""
+    """*Added*, for `full`: parts of the chain that a group of devices may run in turn (interleaved 1F1B). More than one
+    only with one layout and sharding for all, equally many blocks a stage, and the same recomputation in each block."""
+    same_layout: bool = False
+    """*Added.* All stages have one layout and sharding, as training frameworks demand; cuts and recomputation are free."""
 
 
 @document
@@ -226,7 +229,7 @@ class ParallelismProblem(ProblemDocument):
     """One model on one cluster."""
 
     kind: Literal["parallelism"] = "parallelism"
-    cost_model: Literal["aceso"]
+    cost_model: Literal["aceso", "full"]
     global_batch: Count
     model: Name | None = None
     """What execution builds, as ``models/gpt.py:gpt3_1_3b``; planning never reads it."""
@@ -264,6 +267,8 @@ class ParallelismProblem(ProblemDocument):
             if repeated is not None:
                 rule = "each (batch, tensor_parallel, partition) is profiled once"
                 raise fail(f"profiles.{key}[{repeated}]", list(entries[repeated].key), rule)
+        if self.cost_model == "full":
+            self._priced_in_full()
         for name, values in (
             ("device_counts", self.space.device_counts),
             ("micro_batch_sizes", self.space.micro_batch_sizes),
@@ -275,6 +280,12 @@ class ParallelismProblem(ProblemDocument):
             if values is not None and repeated is not None:
                 raise fail(f"space.{name}[{repeated}]", values[repeated], "each value once")
         return self
+
+    def _priced_in_full(self) -> None:
+        if self.bytes_per_parameter is None:
+            raise fail("bytes_per_parameter", None, "the full cost model needs what training holds of a parameter")
+        if self.space.layout != "stage":
+            raise fail("space.layout", self.space.layout, "the full cost model prices one layout for a stage")
 
     @property
     def in_rank_order(self) -> bool:

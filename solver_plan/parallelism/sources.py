@@ -5,17 +5,18 @@ stages on demand, and stages that really fit.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
-from solver_plan.parallelism.choices import MicroBatch
+from solver_plan.parallelism.choices import Choice, MicroBatch
 from solver_plan.parallelism.drafts import DraftStage
 from solver_plan.parallelism.mixed import MixedBound, MixedStages, cheapest_choices, options
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
-from solver_plan.parallelism.stage_table import RecomputationBound, SpanBound, Spans
+from solver_plan.parallelism.stage_table import RecomputationBound, RecomputationTables, SpanBound, Spans
 
 StageKey = tuple[int, int, int, int]
 """(choice, first, end, behind)."""
@@ -57,16 +58,21 @@ class UniformSource:
     ) -> None:
         self.batch = batch
         self._limit = problem.cluster.usable_bytes_per_device
-        self._lower, self._upper = (
-            [StageRecomputation(shape, costs, side, work) for costs in batch.choices]
-            for side in (Side.LOWER, Side.UPPER)
-        )
+        # how weights are sharded changes nothing in what recomputation saves and takes
+        known: dict[Choice, tuple[RecomputationTables, StageRecomputation]] = {}
+        for costs in batch.choices:
+            lower, upper = (StageRecomputation(shape, costs, side, work) for side in (Side.LOWER, Side.UPPER))
+            known.setdefault(replace(costs.choice, sharding=0), (RecomputationTables(lower), upper))
+        pairs = [known[replace(costs.choice, sharding=0)] for costs in batch.choices]
+        self._tables = [tables for tables, _ in pairs]
+        self._lower = [tables.recomputation for tables in self._tables]
+        self._upper = [upper for _, upper in pairs]
         self._least: dict[StageKey, tuple[float, tuple[bool, ...]]] = {}
         self._real: dict[StageKey, Found] = {}
 
     def bound(self, choice: int, table: Spans) -> SpanBound:
         """Return the lower bound on the recomputation of many stages."""
-        return RecomputationBound(table, self._lower[choice], self._limit)
+        return RecomputationBound(table, self._tables[choice], self._limit)
 
     def least(self, key: StageKey, need_bytes: float) -> float:
         """Return the least recomputation of a stage, exact but for what reaches across pieces."""
@@ -126,7 +132,8 @@ class MixedSource:
         choice, first, end, behind = key
         costs = self.batch.choices[choice]
         busy = (costs.forward_ms + costs.backward_ms)[first:end].sum()
-        table = Spans(np.array([first]), np.array([end]), np.array([busy]), np.zeros(1), np.zeros(1))
+        nothing = np.zeros(1)
+        table = Spans(np.array([first]), np.array([end]), np.array([busy]), nothing, nothing, nothing, nothing)
         return float(MixedBound(table, self._stages[choice], self._limit).milliseconds(behind)[0])
 
     def fits(self, key: StageKey, need_bytes: float) -> bool:

@@ -7,20 +7,24 @@ Objective (N - 1) * max + sum of the arcs' times on the path
 
 Every arc carries a lower bound on its stage's time; an arc is dropped when no path through it can beat the cutoff:
 
-    (N - 1) * max(behind_max, time, front_max) + behind_sum + time + front_sum > cutoff
+    (N - 1) * max(behind_max, time, front_max) + behind_sum + time + front_sum > cutoff          under `aceso`
 
 with potentials of both sides: first the exact ones behind it and work bounds in front (`_sweep_back`), then the exact
-ones in front (`_sweep_forward`). The sum and the maximum are minimised separately, so potentials are lower bounds.
+ones in front (`through`). The sum and the maximum are minimised separately, so potentials are lower bounds. Under
+`full` a bound on 1F1B takes the maximum's place (`pipeline_value`).
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
+from solver_plan.parallelism.full_spans import full_spans
+from solver_plan.parallelism.pipeline_value import OneForwardOneBackward, PipelineValue, SlowestAndSum
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.stage_table import SpanBound, Spans, spans
@@ -38,6 +42,7 @@ class Arcs:
     behind: Integers
     """Stages behind."""
     devices_behind: Integers
+    """In the graph's units."""
     choice: Integers
     """Index into the micro-batch's choices."""
     first: Integers
@@ -46,6 +51,10 @@ class Arcs:
     busy_ms: Floats
     recompute_ms: Floats
     """Lower bound, or exact."""
+    forward_ms: Floats
+    """Of `transfer_ms` and `busy_ms`, the part in forwards."""
+    once_ms: Floats
+    """What the stage takes once an iteration; `full` only."""
 
     @property
     def time_ms(self) -> Floats:
@@ -57,29 +66,11 @@ class Arcs:
 
     def select(self, keep: Bools | Integers) -> "Arcs":
         """Return some of the arcs."""
-        return Arcs(
-            self.behind[keep],
-            self.devices_behind[keep],
-            self.choice[keep],
-            self.first[keep],
-            self.end[keep],
-            self.transfer_ms[keep],
-            self.busy_ms[keep],
-            self.recompute_ms[keep],
-        )
+        return Arcs(*(getattr(self, field.name)[keep] for field in fields(self)))
 
     def with_recompute(self, recompute_ms: Floats) -> "Arcs":
         """Return the arcs with other recomputation times."""
-        return Arcs(
-            self.behind,
-            self.devices_behind,
-            self.choice,
-            self.first,
-            self.end,
-            self.transfer_ms,
-            self.busy_ms,
-            recompute_ms,
-        )
+        return replace(self, recompute_ms=recompute_ms)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +83,20 @@ class ChoiceTable:
     bound: SpanBound
     end_offset: Integers
     """(operators + 2,): the spans that end at x are [end_offset[x], end_offset[x + 1])."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Stages of one choice in front of one number of stages and devices."""
+
+    behind: int
+    choice: int
+    devices_behind: int
+    spans: Integers
+    """Indices into the choice's spans."""
+    transfer_ms: Floats
+    recompute_ms: Floats
+    receive_ms: Floats
 
 
 class StageGraph:
@@ -124,29 +129,44 @@ class StageGraph:
         self.batch = batch
         self._cutoff = cutoff_ms
         self._shape = shape
-        self._devices = problem.cluster.devices
+        self.unit = self.unit_of(problem, batch)
+        self.devices = problem.cluster.devices // self.unit
+        """In units: every stage has whole ones."""
         self._per_node = problem.cluster.devices_per_node
         self._most_stages = min(
-            problem.space.max_stages or self._devices, self._devices // min(c.choice.devices for c in batch.choices)
+            problem.space.max_stages or self.devices, self.devices // int(self.device_counts.min())
         )
-        self._scale: float = batch.count - 1
-        self._sum_weight = 1.0
+        self._full = problem.cost_model == "full"
+        self._pipeline: PipelineValue = (
+            OneForwardOneBackward(batch.count) if self._full else SlowestAndSum(batch.count - 1)
+        )
         self._front_device_ms, self._front_ms = self._work_bounds()
         longest = cutoff_ms / batch.count
         self._tables = [self._table(number, costs, longest, cuts) for number, costs in enumerate(batch.choices)]
 
+    @staticmethod
+    def unit_of(problem: ParallelismProblem, batch: MicroBatch) -> int:
+        """Return of how many devices all stages have multiples; 1 where devices may be idle, which may lie anywhere."""
+        unit = math.gcd(*(costs.choice.devices for costs in batch.choices))
+        return unit if problem.space.use_all_devices and problem.cluster.devices % unit == 0 else 1
+
     def _table(self, number: int, costs: ChoiceCosts, longest: float, cuts: Bools) -> ChoiceTable:
-        by_first = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
-        order = np.lexsort((by_first.first, by_first.end))
-        ordered = Spans(
-            by_first.first[order],
-            by_first.end[order],
-            by_first.busy_ms[order],
-            by_first.input_and_held_bytes[order],
-            by_first.fixed_bytes[order],
-        )
+        by_first = self._spans(costs, longest, cuts)
+        ordered = by_first.select(np.lexsort((by_first.first, by_first.end)))
         offset = np.searchsorted(ordered.end, np.arange(self.positions + 2))
         return ChoiceTable(costs, ordered, self._bound(number, ordered), offset)
+
+    def _spans(self, costs: ChoiceCosts, longest: float, cuts: Bools) -> Spans:
+        if self._full:
+            return full_spans(self.problem, costs, longest, cuts, widened=self._widened)
+        return spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
+
+    def held_behind(self, behind: int) -> int:
+        """Return the number of stages behind that the memory of a stage counts: no more than micro-batches less one.
+
+        Aceso's model counts all of them, however few micro-batches there are.
+        """
+        return min(behind, self.batch.count - 1) if self._full else behind
 
     def _work_bounds(self) -> tuple[Floats, Floats]:
         """Return the least device time and the least time of the operators in front of each cut."""
@@ -161,6 +181,11 @@ class StageGraph:
         return len(self._shape.classes)
 
     @property
+    def _widened(self) -> bool:
+        """Whether spans stand for all stages that hold them."""
+        return False
+
+    @property
     def _cut_at_0(self) -> bool:
         """Whether other stages may lie before one that begins at position 0."""
         return False
@@ -172,23 +197,25 @@ class StageGraph:
 
     def _placements(self, devices: int) -> Iterator[int]:
         """Yield the numbers of devices behind a stage of so many that let it lie as the space demands."""
-        for behind in range(self._devices - devices + 1):
-            crosses = behind // self._per_node != (behind + devices - 1) // self._per_node
-            if not crosses or self._any_order or self.problem.space.cross_node_stages:
+        for behind in range(self.devices - devices + 1):
+            begin, end = behind * self.unit, (behind + devices) * self.unit
+            crosses = begin // self._per_node != (end - 1) // self._per_node
+            whole = not self._full or (begin % self._per_node == 0 and end % self._per_node == 0)
+            if not crosses or self._any_order or (self.problem.space.cross_node_stages and whole):
                 yield behind
 
     def _edge(self, devices_behind: int) -> int:
-        return INTER if devices_behind % self._per_node == 0 else INTRA
+        return INTER if devices_behind * self.unit % self._per_node == 0 else INTRA
 
     def _sweep_back(self) -> tuple[list[Floats], list[Floats], Arcs]:
         """Return the least maximum and sum behind each node, shape (operators + 1, devices + 1) per s, and the arcs."""
-        shape = (self.positions + 1, self._devices + 1)
+        shape = (self.positions + 1, self.devices + 1)
         start_max, start_sum = np.full(shape, np.inf), np.full(shape, np.inf)
         start_max[self.positions, 0] = start_sum[self.positions, 0] = 0.0
         if not self.problem.space.use_all_devices:
             start_max[self.positions, :] = start_sum[self.positions, :] = 0.0
         maxima, sums = [start_max], [start_sum]
-        parts: list[tuple[int, int, int, Integers, Floats, Floats]] = []
+        parts: list[_Part] = []
         for s in range(self._most_stages):
             next_max, next_sum = np.full(shape, np.inf), np.full(shape, np.inf)
             if not np.isfinite(maxima[s]).any():
@@ -211,9 +238,9 @@ class StageGraph:
         total: Floats,
         next_max: Floats,
         next_sum: Floats,
-    ) -> Iterator[tuple[int, int, int, Integers, Floats, Floats]]:
+    ) -> Iterator[_Part]:
         """Put every stage of one choice before the nodes with s stages behind; yield those below the cutoff."""
-        devices = table.costs.choice.devices
+        devices = int(self.device_counts[number])
         placements = [u for u in self._placements(devices) if np.isfinite(maximum[:, u]).any()]
         if not placements:
             return
@@ -225,76 +252,102 @@ class StageGraph:
         extra = np.full(len(table.spans.end), np.inf)
         extra[wanted] = self._variable_part(table, s, wanted)
         for u, spans_of in zip(placements, found, strict=True):
-            transfer, time, value = self._through(s, u, table, maximum, total, spans_of, extra[spans_of])
+            transfer, receive, time, value = self._through(
+                s, u, table, maximum, total, spans_of, extra[spans_of]
+            )
             keep = np.flatnonzero(np.isfinite(value) & (value <= self._cutoff))
             if not len(keep):
                 continue
             kept = spans_of[keep]
             first, end = table.spans.first[kept], table.spans.end[kept]
-            np.minimum.at(next_max[:, u + devices], first, np.maximum(time[keep], maximum[end, u]))
+            forward = table.spans.forward_ms[kept] + receive[keep]
+            behind = self._pipeline.behind(time[keep], forward, s, maximum[end, u], total[end, u])
+            np.minimum.at(next_max[:, u + devices], first, behind)
             np.minimum.at(next_sum[:, u + devices], first, time[keep] + total[end, u])
-            yield s, number, u, kept, transfer[keep], extra[kept]
+            yield _Part(s, number, u, kept, transfer[keep], extra[kept], receive[keep])
 
     def _within_cutoff(self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats) -> Integers:
         """Return the spans that may come before the nodes with s stages and u devices behind if nothing is extra."""
         ends = np.flatnonzero(np.isfinite(maximum[:, u]))
         spans_of = np.arange(table.end_offset[ends[0]], table.end_offset[ends[-1] + 1])
-        _, _, value = self._through(s, u, table, maximum, total, spans_of, np.zeros(len(spans_of)))
+        *_, value = self._through(s, u, table, maximum, total, spans_of, np.zeros(len(spans_of)))
         return np.asarray(spans_of[np.isfinite(value) & (value <= self._cutoff)])
 
     def _through(
         self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats, spans_of: Integers, extra: Floats
-    ) -> tuple[Floats, Floats, Floats]:
-        """Return transfers and times of spans, and a bound on the pipelines through each (infinite: there is none)."""
-        devices = table.costs.choice.devices
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Return transfers, those of the input, times, and a bound on the pipelines through spans.
+
+        The bound is infinite where there is no pipeline.
+        """
+        devices = table.costs.choice.devices // self.unit
         first, end = table.spans.first[spans_of], table.spans.end[spans_of]
-        transfer = self._transfer(table.costs, s, u, devices, first, end)
-        time = self._constant_part(table)[spans_of] + extra + transfer
-        left = self._devices - u - devices
+        receive, send = self._transfers(table.costs, s, u, devices, first, end)
+        time = self._constant_part(table)[spans_of] + extra + receive + send
+        left = self.devices - u - devices
         complete = left == 0 or not self.problem.space.use_all_devices
         reachable = np.where(first == 0, complete or (left > 0 and self._cut_at_0), left > 0)
-        front = self._front_device_ms[first] / max(left, 1)
-        value = self._value(
-            np.maximum(np.maximum(time, maximum[end, u]), front), time + total[end, u] + self._front_ms[first]
+        value = self._pipeline.through(
+            time,
+            table.spans.forward_ms[spans_of] + receive,
+            table.spans.once_ms[spans_of],
+            s,
+            maximum[end, u],
+            total[end, u],
+            self._pipeline.least_front(self._front_device_ms[first] / max(left, 1)),
+            self._front_ms[first],
         )
-        return transfer, time, np.where(reachable, value, np.inf)
+        return receive + send, receive, time, np.where(reachable, value, np.inf)
 
     def _constant_part(self, table: "ChoiceTable") -> Floats:
         return table.spans.busy_ms
 
     def _variable_part(self, table: "ChoiceTable", behind: int, candidates: Integers) -> Floats:
-        return table.bound.milliseconds(behind, candidates)
+        return table.bound.milliseconds(self.held_behind(behind), candidates)
 
-    def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
+    def _transfers(
+        self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers
+    ) -> tuple[Floats, Floats]:
+        """Return the times of receiving the input and of sending the output, or receiving its gradient."""
         if self._any_order:
-            return np.asarray(costs.send_ms.min(axis=0)[end - 1] + costs.receive_ms.min(axis=0)[first])
-        send = costs.send_ms[INTER if s == 0 else self._edge(u)][end - 1]
-        before = self._edge(u + devices)
-        receive = np.where(first == 0, costs.receive_ms[INTRA][first], costs.receive_ms[before][first])
-        return np.asarray(send + receive)
+            receive, send = costs.receive_ms.min(axis=0)[first], costs.send_ms.min(axis=0)[end - 1]
+        else:
+            send = costs.send_ms[INTER if s == 0 else self._edge(u)][end - 1]
+            before = self._edge(u + devices)
+            receive = np.where(first == 0, costs.receive_ms[INTRA][first], costs.receive_ms[before][first])
+        if self._full:  # nothing comes from before the first stage, nothing goes behind the last
+            receive = np.where(first == 0, 0.0, receive)
+            send = np.where(end == self.positions, 0.0, send)
+        return receive, send
 
-    def _collect(self, parts: list[tuple[int, int, int, Integers, Floats, Floats]]) -> Arcs:
+    def _collect(self, parts: list[_Part]) -> Arcs:
         if not parts:
-            none = np.empty(0, dtype=np.int64)
-            return Arcs(none, none, none, none, none, np.empty(0), np.empty(0), np.empty(0))
-        sizes = [len(part[3]) for part in parts]
-        table_of = [self._tables[part[1]].spans for part in parts]
+            none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
+            return Arcs(none, none, none, none, none, nothing, nothing, nothing, nothing, nothing)
+        sizes = [len(part.spans) for part in parts]
+        tables = [self._tables[part.choice] for part in parts]
+        of = list(zip(tables, parts, strict=True))
         return Arcs(
-            np.repeat([part[0] for part in parts], sizes),
-            np.repeat([part[2] for part in parts], sizes),
-            np.repeat([part[1] for part in parts], sizes),
-            np.concatenate([table.first[part[3]] for table, part in zip(table_of, parts, strict=True)]),
-            np.concatenate([table.end[part[3]] for table, part in zip(table_of, parts, strict=True)]),
-            np.concatenate([part[4] for part in parts]),
-            np.concatenate([self._constant_part(self._tables[part[1]])[part[3]] for part in parts]),
-            np.concatenate([part[5] for part in parts]),
+            behind=np.repeat([part.behind for part in parts], sizes),
+            devices_behind=np.repeat([part.devices_behind for part in parts], sizes),
+            choice=np.repeat([part.choice for part in parts], sizes),
+            first=np.concatenate([table.spans.first[part.spans] for table, part in of]),
+            end=np.concatenate([table.spans.end[part.spans] for table, part in of]),
+            transfer_ms=np.concatenate([part.transfer_ms for part in parts]),
+            busy_ms=np.concatenate([self._constant_part(table)[part.spans] for table, part in of]),
+            recompute_ms=np.concatenate([part.recompute_ms for part in parts]),
+            forward_ms=np.concatenate([table.spans.forward_ms[part.spans] + part.receive_ms for table, part in of]),
+            once_ms=np.concatenate([table.spans.once_ms[part.spans] for table, part in of]),
         )
 
     # -- pruning a list of arcs ---------------------------------------------------------------------------------
 
-    def potentials_behind(self, arcs: Arcs) -> tuple[list[Floats], list[Floats]]:
-        """Return the least maximum and sum behind each node over the arcs."""
-        shape = (self.positions + 1, self._devices + 1)
+    def potentials_behind(
+        self, arcs: Arcs, pipeline: PipelineValue | None = None
+    ) -> tuple[list[Floats], list[Floats]]:
+        """Return the least value and sum behind each node over the arcs."""
+        pipeline = pipeline or self._pipeline
+        shape = (self.positions + 1, self.devices + 1)
         most = int(arcs.behind.max(initial=-1)) + 1
         maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
         sums = [np.full(shape, np.inf) for _ in range(most + 1)]
@@ -306,7 +359,8 @@ class StageGraph:
         for s in range(most):
             at = np.flatnonzero(arcs.behind == s)
             e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
-            np.minimum.at(maxima[s + 1], (a, u + counts[at]), np.maximum(time[at], maxima[s][e, u]))
+            value = pipeline.behind(time[at], arcs.forward_ms[at], s, maxima[s][e, u], sums[s][e, u])
+            np.minimum.at(maxima[s + 1], (a, u + counts[at]), value)
             np.minimum.at(sums[s + 1], (a, u + counts[at]), time[at] + sums[s][e, u])
             if free:
                 np.minimum.accumulate(maxima[s + 1], axis=1, out=maxima[s + 1])
@@ -314,22 +368,22 @@ class StageGraph:
         return maxima, sums
 
     def potentials_front(self, arcs: Arcs) -> tuple[list[Floats], list[Floats]]:
-        """Return the least maximum and sum in front of each node over the arcs."""
-        shape = (self.positions + 1, self._devices + 1)
+        """Return the least value and sum in front of each node over the arcs."""
+        shape = (self.positions + 1, self.devices + 1)
         most = int(arcs.behind.max(initial=-1)) + 1
         maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
         sums = [np.full(shape, np.inf) for _ in range(most + 1)]
         time, counts = arcs.time_ms, self.device_counts[arcs.choice]
         free = not self.problem.space.use_all_devices
         for s in range(most, 0, -1):
-            maxima[s][0, self._devices] = sums[s][0, self._devices] = 0.0
+            maxima[s][0, self.devices] = sums[s][0, self.devices] = 0.0
             if free:
                 maxima[s][:] = np.minimum.accumulate(maxima[s][:, ::-1], axis=1)[:, ::-1]
                 sums[s][:] = np.minimum.accumulate(sums[s][:, ::-1], axis=1)[:, ::-1]
             at = np.flatnonzero(arcs.behind == s - 1)
             e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
             front_max, front_sum = maxima[s][a, u + counts[at]], sums[s][a, u + counts[at]]
-            np.minimum.at(maxima[s - 1], (e, u), np.maximum(time[at], front_max))
+            np.minimum.at(maxima[s - 1], (e, u), self._pipeline.front(time[at], front_max, front_sum))
             np.minimum.at(sums[s - 1], (e, u), time[at] + front_sum)
         return maxima, sums
 
@@ -348,33 +402,45 @@ class StageGraph:
         s, e, u, a = arcs.behind, arcs.end, arcs.devices_behind, arcs.first
         behind_max_of, behind_sum_of = np.stack(behind_max), np.stack(behind_sum)
         front_max_of, front_sum_of = np.stack(front_max), np.stack(front_sum)
-        slowest = np.maximum(time, behind_max_of[s, e, u])
-        np.maximum(slowest, front_max_of[s + 1, a, u + counts], out=slowest)
-        total = time + behind_sum_of[s, e, u] + front_sum_of[s + 1, a, u + counts]
-        return self._value(slowest, total)
+        front = (s + 1, a, u + counts)
+        return self._pipeline.through(
+            time,
+            arcs.forward_ms,
+            arcs.once_ms,
+            s,
+            behind_max_of[s, e, u],
+            behind_sum_of[s, e, u],
+            front_max_of[front],
+            front_sum_of[front],
+        )
 
     @cached_property
     def device_counts(self) -> Integers:
-        """Devices of a stage of each choice, shape (choices,)."""
-        return np.array([costs.choice.devices for costs in self.batch.choices])
+        """Devices of a stage of each choice, in units, shape (choices,)."""
+        return np.array([costs.choice.devices // self.unit for costs in self.batch.choices])
 
-    def objective(self, time_ms: Floats) -> float:
-        """Return the objective of a pipeline from the times of its stages, shape (stages,)."""
-        return float(self._scale * time_ms.max() + self._sum_weight * time_ms.sum())
-
-    def _value(self, slowest: Floats, total: Floats) -> Floats:
-        """Return the objective from the slowest stage and the sum of the stages, infinite where either is."""
-        value = np.where(np.isfinite(slowest), 0.0, np.inf)
-        if self._scale:
-            value = value + self._scale * slowest
-        if self._sum_weight:
-            value = value + self._sum_weight * total
-        return np.asarray(value)
+    def objective(self, arcs: Arcs, path: Sequence[int]) -> float:
+        """Return the objective of a pipeline, under `full` a lower bound; the arcs of its stages, first stage first."""
+        value = total = once = np.zeros(1)
+        for index in reversed(path):
+            at = [index]
+            time, forward = arcs.time_ms[at], arcs.forward_ms[at]
+            value, total = self._pipeline.behind(time, forward, arcs.behind[at], value, total), total + time
+            once = np.maximum(once, arcs.once_ms[at])
+        none = np.zeros(1)
+        return float(self._pipeline.through(none, none, once, 0, value, total, none, none)[0])
 
     def at_first_node(self, behind: Floats) -> float:
         """Return the potential of whole pipelines, from the potentials behind the nodes of one s."""
         first = behind[0]
-        return float(first[self._devices] if self.problem.space.use_all_devices else first.min())
+        return float(first[self.devices] if self.problem.space.use_all_devices else first.min())
+
+    def keys(self, arcs: Arcs) -> list[tuple[int, int, int, int]]:
+        """Return what the recomputation of each arc depends on: (choice, first, end, stages behind that count)."""
+        behind = np.minimum(arcs.behind, self.held_behind(self._most_stages))
+        return list(
+            zip(arcs.choice.tolist(), arcs.first.tolist(), arcs.end.tolist(), behind.tolist(), strict=True)
+        )
 
     # -- exact recomputation ------------------------------------------------------------------------------------
 
@@ -384,5 +450,5 @@ class StageGraph:
         end = int(arcs.end[index])
         begin, stop = table.end_offset[end], table.end_offset[end + 1]
         at = begin + int(np.searchsorted(table.spans.first[begin:stop], arcs.first[index]))
-        held = (int(arcs.behind[index]) + 1) * table.spans.input_and_held_bytes[at]
+        held = (self.held_behind(int(arcs.behind[index])) + 1) * table.spans.input_and_held_bytes[at]
         return float(table.spans.fixed_bytes[at] + held - self.problem.cluster.usable_bytes_per_device)

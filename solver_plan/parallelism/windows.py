@@ -8,19 +8,20 @@ Blocks in which no pipeline below the cutoff can be cut need not be looked at op
 layers, nearly all.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats
-from solver_plan.parallelism.stage_graph import ChoiceTable, Integers, StageGraph
-from solver_plan.parallelism.stage_table import Spans, spans
+from solver_plan.parallelism.stage_graph import Arcs, ChoiceTable, Integers, StageGraph
+from solver_plan.parallelism.stage_table import Spans
 
 
 class WindowGraph(StageGraph):
     """The relaxed stage graph over blocks."""
 
-    def cuts(self) -> Bools:
-        """Return where a cut may be, shape (operators + 1,)."""
-        arcs = self.arcs()
+    def cuts(self, arcs: Arcs) -> Bools:
+        """Return where a cut of a pipeline over the arcs may be, shape (operators + 1,)."""
         allowed = np.zeros(len(self._shape.classes) + 1, dtype=np.bool_)
         blocks = self._shape.blocks
         for block in np.unique(np.concatenate([arcs.first, arcs.end])):
@@ -35,11 +36,15 @@ class WindowGraph(StageGraph):
         return len(self._shape.blocks)
 
     @property
+    def _widened(self) -> bool:
+        return True
+
+    @property
     def _cut_at_0(self) -> bool:
         return True  # position 0 is a cut anywhere in the first block
 
     def _table(self, number: int, costs: ChoiceCosts, longest: float, cuts: Bools) -> ChoiceTable:
-        inner = spans(costs, self.problem.state_bytes_per_weight_byte, longest, cuts)
+        inner = self._spans(costs, longest, cuts)
         blocks = len(self._shape.blocks)
         last = len(self._shape.classes)
         block_of = np.append(self._shape.block_of, blocks)
@@ -53,33 +58,25 @@ class WindowGraph(StageGraph):
         first = np.concatenate([front[~starts_at_0], front[starts_at_0], near, one_on])
         end = np.concatenate([behind[~starts_at_0], behind[starts_at_0], near, one_on + 1])
         order = np.concatenate([np.flatnonzero(~starts_at_0), np.flatnonzero(starts_at_0)])
-        empty = np.zeros(2 * blocks)
-
-        def padded(values: Floats) -> Floats:
-            return np.concatenate([values[order], empty])
-
+        none = np.zeros(2 * blocks, dtype=np.int64)
+        empty = none.astype(np.float64)
         held = Spans(
-            np.concatenate([inner.first[order], np.zeros(2 * blocks, dtype=np.int64)]),
-            np.concatenate([inner.end[order], np.full(2 * blocks, last, dtype=np.int64)]),
-            padded(inner.busy_ms),
-            padded(inner.input_and_held_bytes),
-            padded(inner.fixed_bytes),
+            np.concatenate([inner.first[order], none]),
+            np.concatenate([inner.end[order], none + last]),
+            *(
+                np.concatenate([values[order], empty])
+                for values in (
+                    inner.busy_ms,
+                    inner.input_and_held_bytes,
+                    inner.fixed_bytes,
+                    inner.forward_ms,
+                    inner.once_ms,
+                )
+            ),
         )
         by_end = np.lexsort((first, end))
-        nodes = Spans(
-            first[by_end],
-            end[by_end],
-            held.busy_ms[by_end],
-            held.input_and_held_bytes[by_end],
-            held.fixed_bytes[by_end],
-        )
-        true = Spans(
-            held.first[by_end],
-            held.end[by_end],
-            held.busy_ms[by_end],
-            held.input_and_held_bytes[by_end],
-            held.fixed_bytes[by_end],
-        )
+        true = held.select(by_end)
+        nodes = replace(true, first=first[by_end], end=end[by_end])
         offset = np.searchsorted(nodes.end, np.arange(blocks + 2))
         return ChoiceTable(costs, nodes, self._bound(number, true), offset)
 
@@ -88,5 +85,7 @@ class WindowGraph(StageGraph):
         starts = [*(first for first, _ in self._shape.blocks), len(self._shape.classes)]
         return device_ms[starts], total_ms[starts]
 
-    def _transfer(self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers) -> Floats:
-        return np.zeros(len(first))
+    def _transfers(
+        self, costs: ChoiceCosts, s: int, u: int, devices: int, first: Integers, end: Integers
+    ) -> tuple[Floats, Floats]:
+        return np.zeros(len(first)), np.zeros(len(first))

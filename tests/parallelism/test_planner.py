@@ -227,7 +227,7 @@ SMALL = [seed for seed in range(40) if random_problem(seed).cluster.devices > 1]
 
 
 def _objectives(sized: SizedArcs) -> list[float]:
-    return sorted(sized.graph.objective(sized.arcs.time_ms[path]) for path in _paths(sized))
+    return sorted(sized.graph.objective(sized.arcs, path) for path in _paths(sized))
 
 
 def test_no_pruned_stage_lies_on_a_pipeline_below_the_cutoff() -> None:

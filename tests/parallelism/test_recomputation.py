@@ -17,7 +17,7 @@ from solver_plan.parallelism.recomputation.fronts import pareto, sum_of
 from solver_plan.parallelism.recomputation.patterns import masks
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.parallelism.recomputation.stages import StageRecomputation
-from solver_plan.parallelism.stage_table import RecomputationBound, spans
+from solver_plan.parallelism.stage_table import RecomputationBound, RecomputationTables, spans
 from tests.parallelism.exhaustive import marks_of
 from tests.parallelism.problems import random_problem
 
@@ -105,7 +105,7 @@ def test_the_bounds_hold_for_every_stage() -> None:
         at = np.flatnonzero((table.first == stage.first) & (table.end == stage.end))
         without = float(table.fixed_bytes[at[0]] + (stage.behind + 1) * table.input_and_held_bytes[at[0]])
         for need in stage.needs():
-            bound = RecomputationBound(table, stage.recomputation, 0)
+            bound = RecomputationBound(table, RecomputationTables(stage.recomputation), 0)
             bound._limit = without - need  # type: ignore[assignment]
             least = stage.least_ms(need)
             value = float(bound.milliseconds(stage.behind, at)[0])

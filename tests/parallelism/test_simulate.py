@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from solver_plan.errors import InvalidPlanError
 from solver_plan.parallelism.costs import StageCost
-from solver_plan.parallelism.simulate import ActionKind, Played, one_forward_one_backward, play, simulate
+from solver_plan.parallelism.schedule import ActionKind, Played, one_forward_one_backward, play
+from solver_plan.parallelism.simulate import simulate
 from tests.parallelism.problems import PER_MS, chain_of, plan_of, profile, stage
 
 times = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=1, max_size=5)
@@ -35,7 +36,7 @@ def _played(stage_times: Sequence[tuple[float, float]], micro_batches: int) -> l
         [(number, kind, index) for kind, index in one_forward_one_backward(count, number, micro_batches)]
         for number in range(count)
     ]
-    return play([_cost(*one) for one in stage_times], orders)
+    return play([_cost(*one).durations for one in stage_times], orders)
 
 
 def _end(played: Sequence[Played]) -> float:
@@ -103,15 +104,15 @@ def test_what_is_played_is_a_schedule(stage_times: list[tuple[int, int]], count:
 def test_the_weight_gradient_may_wait() -> None:
     """Splitting the backward lets the stage before go on half a backward earlier."""
     costs = [_cost(1, 2), _cost(1, 2)]
-    plain = play(costs, [[(0, "F", 0), (0, "B", 0)], [(1, "F", 0), (1, "B", 0)]])
-    split = play(costs, [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "I", 0), (1, "W", 0)]])
+    plain = play([cost.durations for cost in costs], [[(0, "F", 0), (0, "B", 0)], [(1, "F", 0), (1, "B", 0)]])
+    split = play([cost.durations for cost in costs], [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "I", 0), (1, "W", 0)]])
     assert (_end(plain), _end(split)) == (6.0, 5.0)
 
 
 def test_a_deadlock_names_who_waits() -> None:
     orders: list[list[tuple[int, ActionKind, int]]] = [[(0, "B", 0), (0, "F", 0)], [(1, "F", 0), (1, "B", 0)]]
     with pytest.raises(InvalidPlanError, match="deadlock, 0B0, 1F0 wait for each other"):
-        play([_cost(1, 1)] * 2, orders)
+        play([_cost(1, 1).durations] * 2, orders)
 
 
 def test_a_plan_is_played_with_its_transfers() -> None:

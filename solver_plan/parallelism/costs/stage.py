@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from solver_plan.parallelism.schedule import StageDurations
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCost:
@@ -23,6 +25,15 @@ class StageCost:
     """Brought back by recomputation at a time."""
     reserved_bytes: float
     """Taken by the allocator beside."""
+    input_arrival_ms: float = 0.0
+    """`full`: transfer of the input, where it overlaps computation."""
+    gradient_arrival_ms: float = 0.0
+    """`full`: transfer of the output's gradient, where it overlaps computation."""
+
+    @property
+    def durations(self) -> StageDurations:
+        """What playing a schedule needs."""
+        return StageDurations(self.forward_ms, self.backward_ms, self.input_arrival_ms, self.gradient_arrival_ms)
 
     @property
     def stage_ms(self) -> float:

@@ -45,6 +45,14 @@ class ChainShape:
     allowed: bool
     """Recomputation is allowed at all."""
 
+    @property
+    def block_cuts(self) -> Bools:
+        """Where blocks begin or end, shape (operators + 1,)."""
+        cuts = np.zeros(len(self.classes) + 1, dtype=np.bool_)
+        for first, end in self.blocks:
+            cuts[[first, end]] = True
+        return cuts
+
     def key(self, first: int, end: int) -> tuple[bytes, bytes]:
         """Return what tells spans apart: the classes of the operators and where pieces begin among them."""
         return self.classes[first:end].tobytes(), self.virtual[first + 1 : end].tobytes()
