@@ -12,6 +12,7 @@ import numpy as np
 
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.choices import MicroBatch, micro_batches
+from solver_plan.parallelism.heuristics.interleaved import interleavings, least_ms
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
@@ -48,9 +49,9 @@ def batch_work_bound_ms(problem: ParallelismProblem, batch: MicroBatch) -> float
 def _equal_stages_ms(micro_batches: int, stages: int, total_ms: float) -> float:
     """Return a bound on 1F1B where stages have equally many devices: the least over all times M of the slowest.
 
-    For the slowest stage i, with k < N behind it, `pipeline_value` gives N M + before_i + 2 S_i - k M, and what the
+    For the slowest stage i, with k < N - 1 behind it, `pipeline_value` gives N M + before_i + 2 S_i - k M, and what the
     others fall short of M together is at most p M - total: T >= (N - 1 - p) M + 2 total. And T >= N M, T >= total.
-    With N <= k it gives N M + before_i + S_i - (N - 1) M / 2.
+    With k >= N - 1 it gives N M + before_i + S_i - (N - 1) M / 2.
     """
     count, slowest_ms = micro_batches, total_ms / stages
     if count > stages:
@@ -59,15 +60,24 @@ def _equal_stages_ms(micro_batches: int, stages: int, total_ms: float) -> float:
     return min(few_behind, total_ms + (count - 1) * slowest_ms / 2)
 
 
+def _unpaid(deterministic_seconds: float) -> None:
+    """Confirming a bound has no limit."""
+
+
 def no_pipeline_below(problem: ParallelismProblem, bound_ms: float) -> bool:
     """Return whether the stage graphs confirm that every pipeline takes at least so long, but for `MARGIN`."""
     shape = chain_shape(problem, block_ranges(problem))
     everywhere = np.ones(len(problem.operators) + 1, dtype=np.bool_)
     cutoff = bound_ms * (1 - MARGIN)
-    for batch in micro_batches(problem):
+    batches = micro_batches(problem)
+    if max(problem.space.virtual_stages) > 1:
+        for one in interleavings(problem, batches, shape):
+            if one.work_ms < cutoff and least_ms(problem, shape, one, _unpaid, cutoff) < cutoff:
+                return False
+    for batch in batches:
         if batch_work_bound_ms(problem, batch) >= cutoff:
             continue
-        source = stage_source(problem, shape, batch, lambda deterministic_seconds: None)
+        source = stage_source(problem, shape, batch, _unpaid)
         cuts = everywhere
         if source.has_windows and problem.in_rank_order:
             windows = WindowGraph(problem, shape, source.batch, source.bound, cutoff, shape.block_cuts)

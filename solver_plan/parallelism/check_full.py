@@ -81,9 +81,7 @@ def _interleaved(
 
 
 def _equal_blocks(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:
-    recomputed = {
-        operator for stage in plan.stages for first, end in stage.recompute for operator in range(first, end)
-    }
+    recomputed = {operator for stage in plan.stages for first, end in stage.recompute for operator in range(first, end)}
     starts = [number for number, operator in enumerate(problem.operators) if operator.block_start]
     if not starts:
         return

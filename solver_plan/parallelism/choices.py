@@ -74,7 +74,9 @@ def device_counts(problem: ParallelismProblem) -> tuple[int, ...]:
     allowed = space.device_counts if space.device_counts is not None else range(1, largest + 1)
     counts = sorted(count for count in allowed if count <= largest)
     if problem.cost_model == "full":  # a stage of several nodes has whole ones
-        counts = [count for count in counts if count <= cluster.devices_per_node or count % cluster.devices_per_node == 0]
+        counts = [
+            count for count in counts if count <= cluster.devices_per_node or count % cluster.devices_per_node == 0
+        ]
     return tuple(counts)
 
 
@@ -166,11 +168,7 @@ def _costs(problem: ParallelismProblem, size: int, choice: Choice) -> ChoiceCost
     def transfers(sizes: list[int]) -> Floats:
         if full:
             degree, devices = choice.tensor_parallel, choice.devices
-            hidden = problem.overlap.transfers
-            times = [
-                [0.0 if hidden else received_ms(problem, one, link, degree, devices) for one in sizes]
-                for link in links
-            ]
+            times = [[received_ms(problem, one, link, degree, devices) for one in sizes] for link in links]
         else:
             times = [[transfer_ms(one, link) for one in sizes] for link in links]
         spread: Floats = np.array(times)[:, index]

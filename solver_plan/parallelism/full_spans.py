@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, Integers
+from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats
 from solver_plan.parallelism.costs.full import CONTENTION, Ring
 from solver_plan.parallelism.costs.full_plan import bytes_per_parameter, replica_ring, shared_ms
 from solver_plan.parallelism.problem import ParallelismProblem

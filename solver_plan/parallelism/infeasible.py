@@ -46,9 +46,10 @@ class MemoryGraph(StageGraph):
 
     def _work_bounds(self) -> tuple[Floats, Floats]:
         """Return the least bytes of state of the operators in front of each cut, summed over devices."""
+        if self._full:  # weights may be shared, and their state sharded
+            return np.zeros(self.positions + 1), np.zeros(self.positions + 1)
         weights = np.stack([np.where(np.isfinite(c.forward_ms), c.weight_bytes, np.inf) for c in self.batch.choices])
-        copies = 0.0 if self._full else self.problem.state_bytes_per_weight_byte  # what is shared or sharded is left out
-        state = (weights * self.device_counts[:, None]).min(axis=0) * copies
+        state = (weights * self.device_counts[:, None]).min(axis=0) * self.problem.state_bytes_per_weight_byte
         total = np.concatenate([np.zeros(1), np.cumsum(state)])
         return total, np.zeros(len(total))
 

@@ -5,8 +5,8 @@ Sets        micro-batch sizes B with N_B micro-batches; arcs A_B: stages a with 
 Variables   x_a in {0, 1}: the stage is part of the pipeline; M_B >= 0: time of the slowest stage at size B
 Objective   min sum_B (N_B - 1) M_B + sum_a t_a x_a                                                    → build
 Constraints
-  one       over all B, one pipeline leaves a first node (s, 0, all devices)                         → _add_one_pipeline
-  flow      at every inner node, stages that end there = stages that begin there                       → _add_flow
+  one       over all B, one pipeline leaves a first node (s, 0, all devices)                         → add_one_pipeline
+  flow      at every inner node, stages that end there = stages that begin there                       → add_flow
   slowest   M_B >= sum over a with s stages behind of t_a x_a, for every B and s                       → _add_slowest
 
 At most one stage of a pipeline has s stages behind it, so `slowest` is the maximum, and tighter than one row per arc.
@@ -73,11 +73,11 @@ def build(sizes: Sequence[SizedArcs], objective_ms: float) -> PipelineModel:
         chosen.append(variables)
         slowest.append(maximum)
         ticks.append(times)
-        _add_flow(model, sized, variables)
+        add_flow(model, sized, variables)
         _add_slowest(model, sized, variables, times, maximum)
         terms.append((sized.graph.batch.count - 1) * maximum)
         terms.append(cp_model.LinearExpr.weighted_sum(variables, times))
-    _add_one_pipeline(model, sizes, chosen)
+    add_one_pipeline(model, sizes, chosen)
     model.minimize(cp_model.LinearExpr.sum(terms))
     return PipelineModel(model, chosen, slowest, tick_ms, ticks)
 
@@ -93,7 +93,8 @@ def _nodes(sized: SizedArcs) -> tuple[list[tuple[int, int, int]], list[tuple[int
     return behind, front
 
 
-def _add_flow(model: cp_model.CpModel, sized: SizedArcs, variables: list[cp_model.IntVar]) -> None:
+def add_flow(model: cp_model.CpModel, sized: SizedArcs, variables: list[cp_model.IntVar]) -> None:
+    """Make the chosen stages of one micro-batch size meet at nodes."""
     behind, front = _nodes(sized)
     operators = len(sized.graph.problem.operators)
     ending: dict[tuple[int, int, int], list[cp_model.IntVar]] = {}
@@ -131,7 +132,8 @@ def _add_slowest(
         model.add(maximum >= cp_model.LinearExpr.weighted_sum([variables[i] for i in at], [times[i] for i in at]))
 
 
-def _add_one_pipeline(model: cp_model.CpModel, sizes: Sequence[SizedArcs], chosen: list[list[cp_model.IntVar]]) -> None:
+def add_one_pipeline(model: cp_model.CpModel, sizes: Sequence[SizedArcs], chosen: list[list[cp_model.IntVar]]) -> None:
+    """Choose one first stage over all micro-batch sizes."""
     first_stages = [
         variables[index]
         for sized, variables in zip(sizes, chosen, strict=True)

@@ -43,7 +43,7 @@ def _least_sum(graph: StageGraph, arcs: Arcs) -> list[int]:
     s, x, u = int(np.argmin(totals)) + 1, 0, graph.devices
     front = arcs.devices_behind + graph.device_counts[arcs.choice]
     stacked = np.stack(sums)
-    total = arcs.time_ms + stacked[arcs.behind, arcs.end, arcs.devices_behind]
+    total = arcs.times().through_ms + stacked[arcs.behind, arcs.end, arcs.devices_behind]
     path: list[int] = []
     while s > 0:
         here = np.flatnonzero((arcs.behind == s - 1) & (arcs.first == x) & (front == u if exact else front <= u))

@@ -21,18 +21,20 @@ from ortools.sat.python import cp_model
 from solver_plan.documents.certificate import AGREEMENT
 from solver_plan.errors import InfeasibleProblemError, InputError
 from solver_plan.parallelism.blocks import block_ranges
-from solver_plan.parallelism.bounds import batch_work_bound_ms, work_bound_ms
+from solver_plan.parallelism.bounds import batch_work_bound_ms
 from solver_plan.parallelism.check import evaluate_checked
 from solver_plan.parallelism.choices import Bools, Floats, MicroBatch, micro_batches
 from solver_plan.parallelism.drafts import draft_plan, finished
 from solver_plan.parallelism.heuristics.aceso import aceso_search
 from solver_plan.parallelism.heuristics.grid import grid_points
+from solver_plan.parallelism.heuristics.interleaved import best_plan, interleavings, least_ms
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
+from solver_plan.parallelism.schedule_model import build_schedule_model
 from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
 from solver_plan.parallelism.windows import WindowGraph
@@ -51,6 +53,8 @@ MIXED_WARM_START_EVALUATIONS = 8_000
 """The same where every operator has a layout of its own: there the search is longer, and worth more."""
 MOST_NODES = 100_000_000
 """Nodes of a stage graph that are looked at; each has two potentials of 8 bytes in each direction."""
+MOST_PLAYED = 40
+"""Pipelines of the constraint program that are played, one after the other, under `full`."""
 WIDENING = (1.3, 1.8, 3.0, 8.0, 100.0)
 """While no plan is known: cutoffs tried, as multiples of the work bound."""
 
@@ -84,6 +88,8 @@ class Planner:
         self.clock = Clock(budget)
         self.incumbent: Incumbent[ParallelismPlan] = Incumbent(self._evaluate, self.clock, on_progress)
         self._shape: ChainShape = chain_shape(problem, block_ranges(problem))
+        self._interleaved_bound_ms = np.inf
+        """Every plan with more than one virtual stage takes at least so long."""
 
     def run(self, heuristic: str | None) -> Planned[ParallelismPlan]:
         """Search within the budget.
@@ -135,6 +141,7 @@ class Planner:
                     raise InfeasibleProblemError(shortage)
             sizes = self._sizes()
             try:
+                self._interleave()
                 limit = WARM_START_EVALUATIONS if sizes[0].source.finds_all else MIXED_WARM_START_EVALUATIONS
                 if not self.problem.space.same_layout:
                     aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer, evaluation_limit=limit)
@@ -190,6 +197,25 @@ class Planner:
         if nodes > MOST_NODES:
             log.warning("micro-batch %d: %d nodes of a stage graph are too many to search", size.batch.size, nodes)
         return nodes <= MOST_NODES
+
+    def _interleave(self) -> None:
+        """Offer every way to interleave that may be better, the most promising first."""
+        if max(self.problem.space.virtual_stages) == 1:
+            return
+        found = interleavings(self.problem, self._batches, self._shape)
+        self._interleaved_bound_ms = min((one.work_ms for one in found), default=np.inf)
+        bounds: list[float] = []
+        for number, one in enumerate(found):
+            if self.clock.expired or one.work_ms >= self._cutoff():
+                break
+            least = least_ms(self.problem, self._shape, one, self.clock.work, self._cutoff())
+            bounds.append(max(one.work_ms, least))
+            if bounds[-1] < self._cutoff():
+                plan = best_plan(self.problem, self._shape, one, self.clock.work)
+                if plan is not None:
+                    self.incumbent.offer(plan, "heuristic:interleaved")
+            following = [other.work_ms for other in found[number + 1 : number + 2]]
+            self._interleaved_bound_ms = min([*bounds, *following])
 
     # -- stage graphs -------------------------------------------------------------------------------------------
 
@@ -269,6 +295,7 @@ class Planner:
 
     def _raise_bound(self, sizes: list[_Size]) -> None:
         bound = min(size.bound_ms if self.problem.in_rank_order else size.any_order_bound_ms for size in sizes)
+        bound = min(bound, self._interleaved_bound_ms)
         if np.isfinite(bound):
             self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
 
@@ -358,6 +385,7 @@ class Planner:
         if not left or self.clock.expired or self.incumbent.closed:
             return
         others = min((size.bound_ms for size in sizes if size not in left), default=np.inf)
+        others = min(others, self._interleaved_bound_ms)
         relaxed = [
             SizedArcs(size.graph, size.arcs) for size in left if size.graph is not None and size.arcs is not None
         ]
@@ -381,24 +409,45 @@ class Planner:
                 self._solve([size for size, _ in kept], [one for _, one in kept], None)
 
     def _solve(self, sizes: list[_Size], arcs: list[SizedArcs], cap_ms: float | None) -> None:
-        """Solve the program over some arcs; up to `cap_ms` its bound holds for the whole space (None: not at all)."""
+        """Solve the program over some arcs; up to `cap_ms` its bound holds for the whole space (None: not at all).
+
+        Under `full` the program bounds what a pipeline takes, and playing it tells: each pipeline that was played is
+        excluded, and the program solved again, until what is left cannot be better than the best.
+        """
         assert self.incumbent.objective is not None
-        program = build(arcs, self.incumbent.objective)
+        full = self.problem.cost_model == "full"
+        program = (build_schedule_model if full else build)(arcs, self.incumbent.objective)
 
-        def take_bound(ticks: float) -> None:
+        def take_bound(bound_ms: float) -> None:
+            assert self.incumbent.objective is not None
             if cap_ms is not None and self.problem.in_rank_order:
-                self.incumbent.raise_bound(min(ticks * program.tick_ms, cap_ms), "cp-sat")
+                limit = min(cap_ms, self.incumbent.objective) if full else cap_ms
+                self.incumbent.raise_bound(min(bound_ms, limit), "cp-sat")
 
-        outcome = solve_cp_sat(program.model, self.clock, hint=self._hint(program, arcs), on_bound=take_bound)
-        if outcome.bound is not None:
-            take_bound(outcome.bound)
-        if outcome.values is not None:
+        for _ in range(MOST_PLAYED if full else 1):
+            outcome = solve_cp_sat(
+                program.model,
+                self.clock,
+                hint=None if full else self._hint(program, arcs),
+                on_bound=lambda ticks: take_bound(ticks * program.tick_ms),
+            )
+            log.info("CP-SAT: %s, %d stages", outcome.status, sum(len(one.arcs) for one in arcs))
+            if outcome.bound is not None:
+                take_bound(outcome.bound * program.tick_ms)
+            if outcome.status == "infeasible":
+                take_bound(np.inf)  # every pipeline was played
+            if outcome.values is None:
+                return
+            exact = True
             for number, (size, one) in enumerate(zip(sizes, arcs, strict=True)):
                 path = [i for i, variable in enumerate(program.chosen[number]) if outcome.values(variable)]
                 if path:
                     path = [path[at] for at in np.argsort(-one.arcs.behind[path], kind="stable")]
                     self._offer(size, one.graph, one.arcs, path, "cp-sat")
-        log.info("CP-SAT: %s, %d stages", outcome.status, sum(len(one.arcs) for one in arcs))
+                    exact &= np.array_equal(self._real(size, one.graph, one.arcs, path), one.arcs.recompute_ms[path])
+                    program.model.add(sum(program.chosen[number][index] for index in path) < len(path))
+            if not exact or self.clock.expired or self.incumbent.closed:
+                return
 
     def _hint(self, program: PipelineModel, arcs: list[SizedArcs]) -> dict[cp_model.IntVar, int] | None:
         """Return the best path found as a complete hint."""
@@ -416,6 +465,11 @@ def _require_planned_space(problem: ParallelismProblem) -> None:
     """Refuse what this planner does not search: its bound would not hold there. Raises `InputError`."""
     space = problem.space
     if problem.cost_model == "full":
+        if 1 not in space.virtual_stages:
+            raise InputError(
+                f"space.virtual_stages: found {list(space.virtual_stages)}; plans without interleaving are always "
+                "looked at: add 1"
+            )
         return
     if space.virtual_stages != (1,):
         raise InputError(

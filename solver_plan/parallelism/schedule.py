@@ -118,9 +118,7 @@ def play(durations: Sequence[StageDurations], orders: Sequence[Sequence[StageAct
     return played
 
 
-def group_ends(
-    durations: Sequence[StageDurations], orders: Sequence[Sequence[StageAction]]
-) -> tuple[float, ...]:
+def group_ends(durations: Sequence[StageDurations], orders: Sequence[Sequence[StageAction]]) -> tuple[float, ...]:
     """Return when each group ends its list. Raises `InvalidPlanError` as `play` does."""
     return tuple(times[-1][1] for times in _run(durations, orders)[0])
 

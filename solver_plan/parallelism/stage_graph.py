@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from solver_plan.parallelism.choices import Bools, ChoiceCosts, Floats, MicroBatch
 from solver_plan.parallelism.full_spans import full_spans
-from solver_plan.parallelism.pipeline_value import OneForwardOneBackward, PipelineValue, SlowestAndSum
+from solver_plan.parallelism.pipeline_value import OneForwardOneBackward, PipelineValue, SlowestAndSum, StageTimes
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.stage_table import SpanBound, Spans, spans
@@ -55,6 +55,16 @@ class Arcs:
     """Of `transfer_ms` and `busy_ms`, the part in forwards."""
     once_ms: Floats
     """What the stage takes once an iteration; `full` only."""
+    arrive_ms: Floats
+    """Transfer of the input where it overlaps computation, and is no part of `transfer_ms`; `full` only."""
+    leave_ms: Floats
+    """The same of the output's gradient."""
+
+    def times(self, at: Bools | Integers | list[int] | slice = slice(None)) -> StageTimes:
+        """Return what the value of a pipeline depends on, of all arcs or some."""
+        return StageTimes(
+            self.time_ms[at], self.forward_ms[at], self.once_ms[at], self.arrive_ms[at], self.leave_ms[at]
+        )
 
     @property
     def time_ms(self) -> Floats:
@@ -94,9 +104,8 @@ class _Part:
     devices_behind: int
     spans: Integers
     """Indices into the choice's spans."""
-    transfer_ms: Floats
     recompute_ms: Floats
-    receive_ms: Floats
+    stage: StageTimes
 
 
 class StageGraph:
@@ -133,10 +142,9 @@ class StageGraph:
         self.devices = problem.cluster.devices // self.unit
         """In units: every stage has whole ones."""
         self._per_node = problem.cluster.devices_per_node
-        self._most_stages = min(
-            problem.space.max_stages or self.devices, self.devices // int(self.device_counts.min())
-        )
+        self._most_stages = min(problem.space.max_stages or self.devices, self.devices // int(self.device_counts.min()))
         self._full = problem.cost_model == "full"
+        self._hidden_transfers = self._full and problem.overlap.transfers
         self._pipeline: PipelineValue = (
             OneForwardOneBackward(batch.count) if self._full else SlowestAndSum(batch.count - 1)
         )
@@ -252,52 +260,50 @@ class StageGraph:
         extra = np.full(len(table.spans.end), np.inf)
         extra[wanted] = self._variable_part(table, s, wanted)
         for u, spans_of in zip(placements, found, strict=True):
-            transfer, receive, time, value = self._through(
-                s, u, table, maximum, total, spans_of, extra[spans_of]
-            )
+            stage, value = self._through(s, u, table, maximum, total, spans_of, extra[spans_of])
             keep = np.flatnonzero(np.isfinite(value) & (value <= self._cutoff))
             if not len(keep):
                 continue
-            kept = spans_of[keep]
+            kept, stage = spans_of[keep], stage.select(keep)
             first, end = table.spans.first[kept], table.spans.end[kept]
-            forward = table.spans.forward_ms[kept] + receive[keep]
-            behind = self._pipeline.behind(time[keep], forward, s, maximum[end, u], total[end, u])
+            behind = self._pipeline.behind(stage, s, maximum[end, u], total[end, u])
             np.minimum.at(next_max[:, u + devices], first, behind)
-            np.minimum.at(next_sum[:, u + devices], first, time[keep] + total[end, u])
-            yield _Part(s, number, u, kept, transfer[keep], extra[kept], receive[keep])
+            np.minimum.at(next_sum[:, u + devices], first, stage.through_ms + total[end, u])
+            yield _Part(s, number, u, kept, extra[kept], stage)
 
     def _within_cutoff(self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats) -> Integers:
         """Return the spans that may come before the nodes with s stages and u devices behind if nothing is extra."""
         ends = np.flatnonzero(np.isfinite(maximum[:, u]))
         spans_of = np.arange(table.end_offset[ends[0]], table.end_offset[ends[-1] + 1])
-        *_, value = self._through(s, u, table, maximum, total, spans_of, np.zeros(len(spans_of)))
+        _, value = self._through(s, u, table, maximum, total, spans_of, np.zeros(len(spans_of)))
         return np.asarray(spans_of[np.isfinite(value) & (value <= self._cutoff)])
 
     def _through(
         self, s: int, u: int, table: ChoiceTable, maximum: Floats, total: Floats, spans_of: Integers, extra: Floats
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Return transfers, those of the input, times, and a bound on the pipelines through spans.
-
-        The bound is infinite where there is no pipeline.
-        """
+    ) -> tuple[StageTimes, Floats]:
+        """Return the times of spans, and a bound on the pipelines through each (infinite: there is none)."""
         devices = table.costs.choice.devices // self.unit
         first, end = table.spans.first[spans_of], table.spans.end[spans_of]
         receive, send = self._transfers(table.costs, s, u, devices, first, end)
-        time = self._constant_part(table)[spans_of] + extra + receive + send
+        time = self._constant_part(table)[spans_of] + extra
+        forward, once = table.spans.forward_ms[spans_of], table.spans.once_ms[spans_of]
+        if self._hidden_transfers:
+            stage = StageTimes(time, forward, once, receive, send)
+        else:
+            nothing = np.zeros(len(first))
+            stage = StageTimes(time + receive + send, forward + receive, once, nothing, nothing)
         left = self.devices - u - devices
         complete = left == 0 or not self.problem.space.use_all_devices
         reachable = np.where(first == 0, complete or (left > 0 and self._cut_at_0), left > 0)
         value = self._pipeline.through(
-            time,
-            table.spans.forward_ms[spans_of] + receive,
-            table.spans.once_ms[spans_of],
+            stage,
             s,
             maximum[end, u],
             total[end, u],
             self._pipeline.least_front(self._front_device_ms[first] / max(left, 1)),
             self._front_ms[first],
         )
-        return receive + send, receive, time, np.where(reachable, value, np.inf)
+        return stage, np.where(reachable, value, np.inf)
 
     def _constant_part(self, table: "ChoiceTable") -> Floats:
         return table.spans.busy_ms
@@ -323,7 +329,7 @@ class StageGraph:
     def _collect(self, parts: list[_Part]) -> Arcs:
         if not parts:
             none, nothing = np.empty(0, dtype=np.int64), np.empty(0)
-            return Arcs(none, none, none, none, none, nothing, nothing, nothing, nothing, nothing)
+            return Arcs(none, none, none, none, none, *[nothing] * 7)
         sizes = [len(part.spans) for part in parts]
         tables = [self._tables[part.choice] for part in parts]
         of = list(zip(tables, parts, strict=True))
@@ -333,18 +339,20 @@ class StageGraph:
             choice=np.repeat([part.choice for part in parts], sizes),
             first=np.concatenate([table.spans.first[part.spans] for table, part in of]),
             end=np.concatenate([table.spans.end[part.spans] for table, part in of]),
-            transfer_ms=np.concatenate([part.transfer_ms for part in parts]),
+            transfer_ms=np.concatenate(
+                [part.stage.time_ms - self._constant_part(table)[part.spans] - part.recompute_ms for table, part in of]
+            ),
             busy_ms=np.concatenate([self._constant_part(table)[part.spans] for table, part in of]),
             recompute_ms=np.concatenate([part.recompute_ms for part in parts]),
-            forward_ms=np.concatenate([table.spans.forward_ms[part.spans] + part.receive_ms for table, part in of]),
-            once_ms=np.concatenate([table.spans.once_ms[part.spans] for table, part in of]),
+            forward_ms=np.concatenate([part.stage.forward_ms for part in parts]),
+            once_ms=np.concatenate([part.stage.once_ms for part in parts]),
+            arrive_ms=np.concatenate([part.stage.arrive_ms for part in parts]),
+            leave_ms=np.concatenate([part.stage.leave_ms for part in parts]),
         )
 
     # -- pruning a list of arcs ---------------------------------------------------------------------------------
 
-    def potentials_behind(
-        self, arcs: Arcs, pipeline: PipelineValue | None = None
-    ) -> tuple[list[Floats], list[Floats]]:
+    def potentials_behind(self, arcs: Arcs, pipeline: PipelineValue | None = None) -> tuple[list[Floats], list[Floats]]:
         """Return the least value and sum behind each node over the arcs."""
         pipeline = pipeline or self._pipeline
         shape = (self.positions + 1, self.devices + 1)
@@ -355,13 +363,14 @@ class StageGraph:
         free = not self.problem.space.use_all_devices
         if free:
             maxima[0][self.positions, :] = sums[0][self.positions, :] = 0.0
-        time, counts = arcs.time_ms, self.device_counts[arcs.choice]
+        times, counts = arcs.times(), self.device_counts[arcs.choice]
         for s in range(most):
             at = np.flatnonzero(arcs.behind == s)
             e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
-            value = pipeline.behind(time[at], arcs.forward_ms[at], s, maxima[s][e, u], sums[s][e, u])
+            stage = times.select(at)
+            value = pipeline.behind(stage, s, maxima[s][e, u], sums[s][e, u])
             np.minimum.at(maxima[s + 1], (a, u + counts[at]), value)
-            np.minimum.at(sums[s + 1], (a, u + counts[at]), time[at] + sums[s][e, u])
+            np.minimum.at(sums[s + 1], (a, u + counts[at]), stage.through_ms + sums[s][e, u])
             if free:
                 np.minimum.accumulate(maxima[s + 1], axis=1, out=maxima[s + 1])
                 np.minimum.accumulate(sums[s + 1], axis=1, out=sums[s + 1])
@@ -373,7 +382,7 @@ class StageGraph:
         most = int(arcs.behind.max(initial=-1)) + 1
         maxima = [np.full(shape, np.inf) for _ in range(most + 1)]
         sums = [np.full(shape, np.inf) for _ in range(most + 1)]
-        time, counts = arcs.time_ms, self.device_counts[arcs.choice]
+        times, counts = arcs.times(), self.device_counts[arcs.choice]
         free = not self.problem.space.use_all_devices
         for s in range(most, 0, -1):
             maxima[s][0, self.devices] = sums[s][0, self.devices] = 0.0
@@ -383,8 +392,9 @@ class StageGraph:
             at = np.flatnonzero(arcs.behind == s - 1)
             e, u, a = arcs.end[at], arcs.devices_behind[at], arcs.first[at]
             front_max, front_sum = maxima[s][a, u + counts[at]], sums[s][a, u + counts[at]]
-            np.minimum.at(maxima[s - 1], (e, u), self._pipeline.front(time[at], front_max, front_sum))
-            np.minimum.at(sums[s - 1], (e, u), time[at] + front_sum)
+            stage = times.select(at)
+            np.minimum.at(maxima[s - 1], (e, u), self._pipeline.front(stage, front_max, front_sum))
+            np.minimum.at(sums[s - 1], (e, u), stage.through_ms + front_sum)
         return maxima, sums
 
     def prune(self, arcs: Arcs, cutoff_ms: float, behind: tuple[list[Floats], list[Floats]] | None = None) -> Arcs:
@@ -398,15 +408,13 @@ class StageGraph:
             return np.empty(0)
         behind_max, behind_sum = behind if behind is not None else self.potentials_behind(arcs)
         front_max, front_sum = self.potentials_front(arcs)
-        time, counts = arcs.time_ms, self.device_counts[arcs.choice]
+        counts = self.device_counts[arcs.choice]
         s, e, u, a = arcs.behind, arcs.end, arcs.devices_behind, arcs.first
         behind_max_of, behind_sum_of = np.stack(behind_max), np.stack(behind_sum)
         front_max_of, front_sum_of = np.stack(front_max), np.stack(front_sum)
         front = (s + 1, a, u + counts)
         return self._pipeline.through(
-            time,
-            arcs.forward_ms,
-            arcs.once_ms,
+            arcs.times(),
             s,
             behind_max_of[s, e, u],
             behind_sum_of[s, e, u],
@@ -421,14 +429,12 @@ class StageGraph:
 
     def objective(self, arcs: Arcs, path: Sequence[int]) -> float:
         """Return the objective of a pipeline, under `full` a lower bound; the arcs of its stages, first stage first."""
-        value = total = once = np.zeros(1)
+        value = total = once = none = np.zeros(1)
         for index in reversed(path):
-            at = [index]
-            time, forward = arcs.time_ms[at], arcs.forward_ms[at]
-            value, total = self._pipeline.behind(time, forward, arcs.behind[at], value, total), total + time
-            once = np.maximum(once, arcs.once_ms[at])
-        none = np.zeros(1)
-        return float(self._pipeline.through(none, none, once, 0, value, total, none, none)[0])
+            stage = arcs.times([index])
+            value = self._pipeline.behind(stage, arcs.behind[[index]], value, total)
+            total, once = total + stage.through_ms, np.maximum(once, stage.once_ms)
+        return float(self._pipeline.through(StageTimes(none, none, once, none, none), 0, value, total, none, none)[0])
 
     def at_first_node(self, behind: Floats) -> float:
         """Return the potential of whole pipelines, from the potentials behind the nodes of one s."""
@@ -438,9 +444,7 @@ class StageGraph:
     def keys(self, arcs: Arcs) -> list[tuple[int, int, int, int]]:
         """Return what the recomputation of each arc depends on: (choice, first, end, stages behind that count)."""
         behind = np.minimum(arcs.behind, self.held_behind(self._most_stages))
-        return list(
-            zip(arcs.choice.tolist(), arcs.first.tolist(), arcs.end.tolist(), behind.tolist(), strict=True)
-        )
+        return list(zip(arcs.choice.tolist(), arcs.first.tolist(), arcs.end.tolist(), behind.tolist(), strict=True))
 
     # -- exact recomputation ------------------------------------------------------------------------------------
 

@@ -158,10 +158,7 @@ class RecomputationTables:
         shape = self.recomputation.shape
         count = len(shape.classes)
         heads = np.stack(
-            [
-                self.recomputation.most_saved((a, shape.blocks[shape.block_of[a]][1]), False, False)
-                for a in range(count)
-            ]
+            [self.recomputation.most_saved((a, shape.blocks[shape.block_of[a]][1]), False, False) for a in range(count)]
         )
         tails = np.stack(
             [

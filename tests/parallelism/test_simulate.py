@@ -105,7 +105,10 @@ def test_the_weight_gradient_may_wait() -> None:
     """Splitting the backward lets the stage before go on half a backward earlier."""
     costs = [_cost(1, 2), _cost(1, 2)]
     plain = play([cost.durations for cost in costs], [[(0, "F", 0), (0, "B", 0)], [(1, "F", 0), (1, "B", 0)]])
-    split = play([cost.durations for cost in costs], [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "I", 0), (1, "W", 0)]])
+    split = play(
+        [cost.durations for cost in costs],
+        [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "I", 0), (1, "W", 0)]],
+    )
     assert (_end(plain), _end(split)) == (6.0, 5.0)
 
 

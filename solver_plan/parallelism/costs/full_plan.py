@@ -268,9 +268,7 @@ def _sums(problem: ParallelismProblem, plan: ParallelismPlan, index: int) -> _Su
     recompute = sum(forward for (forward, _), flag in zip(times, flags, strict=True) if flag)
     names = {one.name for one in operators}
     weights = sum(
-        each.weight_bytes
-        for each, one in zip(profiles, operators, strict=True)
-        if one.shares_weights_with not in names
+        each.weight_bytes for each, one in zip(profiles, operators, strict=True) if one.shares_weights_with not in names
     )
     degree, devices = layout.tensor_parallel, len(stage.devices)
     receive = send = 0.0

@@ -107,7 +107,10 @@ def even_device_counts(problem: ParallelismProblem, stages: int) -> tuple[int, .
 def within_node(problem: ParallelismProblem, rank: int, count: int) -> bool:
     """Tell whether a stage on devices [rank, rank + count) lies as the space demands."""
     per_node = problem.cluster.devices_per_node
-    return problem.space.cross_node_stages or rank // per_node == (rank + count - 1) // per_node
+    if problem.cost_model == "full" and count > per_node:
+        return problem.space.cross_node_stages and rank % per_node == 0 and count % per_node == 0
+    across = problem.space.cross_node_stages and problem.cost_model == "aceso"
+    return across or rank // per_node == (rank + count - 1) // per_node
 
 
 def plan_of(
@@ -139,6 +142,7 @@ def plan_of(
                 devices=tuple(range(rank, rank + count)),
                 layout=tuple(runs),
                 recompute=ranges(recomputed, layout[0].first),
+                sharding=batch.choices[layout[0].choice].choice.sharding,
             )
         )
         rank += count

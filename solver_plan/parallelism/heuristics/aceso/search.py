@@ -18,11 +18,12 @@ Recomputation is not searched: it is chosen greedily in every evaluation (`recom
 
 import heapq
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solver_plan.parallelism.choices import MicroBatch, device_counts
 from solver_plan.parallelism.heuristics.aceso.configuration import Configuration, plan_of
 from solver_plan.parallelism.heuristics.aceso.fine_tune import fine_tuned
+from solver_plan.parallelism.heuristics.aceso.full_costs import FullStageCosts
 from solver_plan.parallelism.heuristics.aceso.pipeline import Evaluated, Pipelines
 from solver_plan.parallelism.heuristics.aceso.primitives import Tried
 from solver_plan.parallelism.heuristics.aceso.ranking import ordered_groups
@@ -88,7 +89,27 @@ def aceso_search(
     evaluation_limit
         Stages to evaluate at most; None: until the search ends by itself or the clock does.
     """
-    return AcesoSearch(problem, batches, clock, offer, evaluation_limit).run()
+    if problem.cost_model == "aceso":
+        return AcesoSearch(problem, batches, clock, offer, evaluation_limit).run()
+    outcomes = []
+    for sharding in problem.space.sharding:
+        sharded = [batch for batch in (_sharded(batch, sharding) for batch in batches) if batch.choices]
+        limit = None if evaluation_limit is None else max(1, evaluation_limit // len(problem.space.sharding))
+        ordered = sorted(sharded, key=lambda batch: batch.size)
+        outcomes.append(AcesoSearch(problem, ordered, clock, offer, limit, FullStageCosts(problem, ordered)).run())
+    return AcesoOutcome(sum(one.evaluations for one in outcomes), all(one.completed for one in outcomes))
+
+
+def _sharded(batch: MicroBatch, sharding: int) -> MicroBatch:
+    """Return the choices with one way of sharding, which Aceso's primitives do not know; one replica has any."""
+    return replace(
+        batch,
+        choices=tuple(
+            replace(costs, choice=replace(costs.choice, sharding=sharding))
+            for costs in batch.choices
+            if costs.choice.data_parallel == 1 or costs.choice.sharding == sharding
+        ),
+    )
 
 
 class AcesoSearch:

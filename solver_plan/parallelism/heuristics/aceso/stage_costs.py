@@ -45,6 +45,8 @@ class StageTrial:
     recompute_ms: float
     ideal_ms: float
     """What `busy_ms` would be if the devices shared the work of one device without loss."""
+    once_ms: float = 0.0
+    """What the stage takes once an iteration; `full` only."""
 
 
 class StageCosts(Protocol):
@@ -76,12 +78,12 @@ class _ChoiceSums:
         self.costs = costs
         self.held: Floats = costs.held_bytes
         self.forward: Floats = np.where(np.isfinite(costs.forward_ms), costs.forward_ms, 0.0)
-        self.missing = _prefix(~np.isfinite(costs.forward_ms))
-        self.busy_ms = _prefix(self.forward + costs.backward_ms)
-        self.weight_bytes = _prefix(costs.weight_bytes)
-        self.held_bytes = _prefix(costs.held_bytes)
-        self.resharding_ms = _prefix(np.array([time or 0.0 for time in resharding]))
-        self.impossible = _prefix(np.array([time is None for time in resharding]))
+        self.missing = prefix(~np.isfinite(costs.forward_ms))
+        self.busy_ms = prefix(self.forward + costs.backward_ms)
+        self.weight_bytes = prefix(costs.weight_bytes)
+        self.held_bytes = prefix(costs.held_bytes)
+        self.resharding_ms = prefix(np.array([time or 0.0 for time in resharding]))
+        self.impossible = prefix(np.array([time is None for time in resharding]))
         self.receive_ms: list[list[float]] = costs.receive_ms.tolist()
         self.send_ms: list[list[float]] = costs.send_ms.tolist()
 
@@ -97,7 +99,7 @@ class AcesoStageCosts:
         self._rules = recompute_rules(problem)
         self._changes: dict[tuple[int, int, int, str, str], float | None] = {}
         self._sums = [self._size_sums(number) for number in range(len(batches))]
-        self._ideal = [_ideal_prefix(batch) for batch in batches]
+        self._ideal = [ideal_prefix(batch) for batch in batches]
         self._cache: dict[tuple[int, StageLayout, int, int, int], StageTrial | None] = {}
 
     def iteration_ms(self, size: int, stages: Sequence[StageTrial]) -> float:
@@ -235,7 +237,7 @@ class AcesoStageCosts:
         return usual if other is None else transfer_ms(other.output_bytes, link)
 
 
-def _ideal_prefix(batch: MicroBatch) -> list[float]:
+def ideal_prefix(batch: MicroBatch) -> list[float]:
     """Prefix sums of the time of each operator on one device; where that was not measured, the least device time."""
     busy = np.stack([costs.forward_ms + costs.backward_ms for costs in batch.choices])
     devices = np.array([costs.choice.devices for costs in batch.choices])
@@ -244,10 +246,10 @@ def _ideal_prefix(batch: MicroBatch) -> list[float]:
         if costs.choice.devices == 1:
             ideal = np.where(np.isfinite(busy[number]), busy[number], ideal)
             break
-    return _prefix(np.where(np.isfinite(ideal), ideal, 0.0))
+    return prefix(np.where(np.isfinite(ideal), ideal, 0.0))
 
 
-def _prefix(values: Floats) -> list[float]:
+def prefix(values: Floats) -> list[float]:
     """Return prefix sums as a list: single entries of lists are read faster than those of arrays."""
     sums: list[float] = np.concatenate([np.zeros(1), np.cumsum(values)]).tolist()
     return sums
