@@ -1,7 +1,7 @@
 """`profile`: price a described model on a described cluster, from shapes alone."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from solver_plan.commands.verb import (
     STANDARD_OUTPUT,
@@ -12,12 +12,14 @@ from solver_plan.commands.verb import (
     positives,
     require_writable,
     whole,
+    wholes,
     write_out,
     write_text_out,
 )
 from solver_plan.errors import InputError
 
 if TYPE_CHECKING:
+    from solver_plan.parallelism.problem import ParallelismProblem
     from solver_plan.profiles.cluster import ClusterDescription
     from solver_plan.profiles.description import ModelDescription
 
@@ -32,6 +34,8 @@ OFFLOAD_OPTIONS = (
     "menu",
     "menu_micro_batches",
 )
+PARALLELISM_OPTIONS = ("cost_model", "sequence_parallel", "sharding", "virtual_stages", "overlap", "same_layout")
+OVERLAPS = ("tensor_parallel", "transfers", "reduction")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +49,38 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     tasks = parser.add_argument_group("wavefront problems only, of several tasks, whose batches the model says")
     tasks.add_argument("--phases", choices=("fused", "forward_backward"), help="plan the backward for itself, too")
     tasks.add_argument("--tensor-parallel", type=positives, metavar="A,B", help="degrees to offer (default 1)")
+    parallel = parser.add_argument_group("parallelism problems only")
+    parallel.add_argument(
+        "--cost-model",
+        choices=("full", "aceso"),
+        help="full (default): gradients, optimizer step and sharding too; aceso: as Aceso's planner sees it",
+    )
+    parallel.add_argument(
+        "--sequence-parallel",
+        action="store_true",
+        default=None,
+        help="divide along the sequence what tensor parallelism leaves whole",
+    )
+    parallel.add_argument(
+        "--sharding", type=_shardings, metavar="A,B", help="ZeRO stages that a plan may use, 0 to 3 (default 0,1,3)"
+    )
+    parallel.add_argument(
+        "--virtual-stages",
+        type=_virtual_stages,
+        metavar="A,B",
+        help="stages of a group of devices (default 1: none interleave)",
+    )
+    parallel.add_argument(
+        "--overlap",
+        type=_overlaps,
+        metavar="A,B",
+        help="what hides behind computation, of tensor_parallel, transfers, reduction; none (default reduction)",
+    )
+    parallel.add_argument(
+        "--same-layout",
+        action=argparse.BooleanOptionalAction,
+        help="all stages have one layout (default: on more than 32 devices)",
+    )
     group = parser.add_argument_group("offload problems only, of one device and its host")
     group.add_argument("--micro-batch", type=positive, metavar="M", help="samples of a micro-step (default: all)")
     group.add_argument("--recompute", choices=("none", "block"), help="run each block's forward again (default none)")
@@ -62,8 +98,34 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _shardings(text: str) -> tuple[int, ...]:
+    stages = wholes(text)
+    if max(stages) > 3 or len(set(stages)) < len(stages):
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; ZeRO stages from 0 to 3, each once")
+    return stages
+
+
+def _virtual_stages(text: str) -> tuple[int, ...]:
+    numbers = positives(text)
+    if 1 not in numbers or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; 1 and others, each once")
+    return numbers
+
+
+def _overlaps(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name not in ("", "none"))
+    unknown = [name for name in names if name not in OVERLAPS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]}: one of {', '.join(OVERLAPS)}, or none")
+    return names
+
+
 def _run(arguments: argparse.Namespace) -> int:
-    for kind, options in (("offload", OFFLOAD_OPTIONS), ("wavefront", WAVEFRONT_OPTIONS)):
+    for kind, options in (
+        ("offload", OFFLOAD_OPTIONS),
+        ("wavefront", WAVEFRONT_OPTIONS),
+        ("parallelism", PARALLELISM_OPTIONS),
+    ):
         given = [name for name in options if getattr(arguments, name) is not None]
         if given and arguments.kind != kind:
             raise InputError(
@@ -86,9 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
     description = load_description(arguments.model)
     if arguments.kind == "offload":
         return _offload(arguments, description, cluster)
-    from solver_plan.profiles.analytic import profile
-
-    problem = profile(description, cluster, arguments.global_batch, model=arguments.model)
+    problem = _parallelism(arguments, description, cluster)
     write_out(problem, arguments.out)
     what = f"{description.name}: {len(problem.operators)} operators, {problem.cluster.devices} devices"
     print(what, file=people(arguments.out == STANDARD_OUTPUT))
@@ -112,6 +172,34 @@ def _wavefront(arguments: argparse.Namespace, cluster: "ClusterDescription") -> 
     what = f"{description.name}: {tasks} tasks, {len(problem.components)} components, {problem.cluster.devices} devices"
     print(what, file=people(arguments.out == STANDARD_OUTPUT))
     return 0
+
+
+def _parallelism(
+    arguments: argparse.Namespace, description: "ModelDescription", cluster: "ClusterDescription"
+) -> "ParallelismProblem":
+    from dataclasses import replace
+
+    from solver_plan.parallelism.problem import Overlap
+    from solver_plan.profiles.analytic import default_space, profile
+
+    cost_model: Literal["aceso", "full"] = arguments.cost_model or "full"
+    space = default_space(cluster, cost_model)
+    for name in ("sharding", "virtual_stages", "same_layout"):
+        if getattr(arguments, name) is not None:
+            space = replace(space, **{name: getattr(arguments, name)})
+    overlap = None
+    if arguments.overlap is not None:
+        overlap = Overlap(**{name: name in arguments.overlap for name in OVERLAPS})
+    return profile(
+        description,
+        cluster,
+        arguments.global_batch,
+        model=arguments.model,
+        space=space,
+        sequence_parallel=bool(arguments.sequence_parallel),
+        cost_model=cost_model,
+        overlap=overlap,
+    )
 
 
 def _offload(arguments: argparse.Namespace, description: "ModelDescription", cluster: "ClusterDescription") -> int:

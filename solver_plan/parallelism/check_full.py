@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.schedule import interleaved, one_forward_one_backward, orders_of
+from solver_plan.parallelism.schedule import StageAction, interleaved, one_forward_one_backward, orders_of
 
 
 def placement(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:
@@ -55,7 +55,7 @@ def schedule(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str
 def _interleaved(
     problem: ParallelismProblem,
     plan: ParallelismPlan,
-    orders: list[list[tuple[int, str, int]]],
+    orders: list[list[StageAction]],
     groups: int,
     virtual: int,
 ) -> Iterator[str]:

@@ -104,7 +104,13 @@ def micro_batches(problem: ParallelismProblem) -> list[MicroBatch]:
     found = [micro_batch(problem, size) for size in micro_batch_sizes(problem)]
     if not problem.space.same_layout:
         return [batch for batch in found if batch.choices]
-    return [replace(batch, choices=(costs,)) for batch in found for costs in batch.choices]
+    devices, idle = problem.cluster.devices, not problem.space.use_all_devices
+    return [
+        replace(batch, choices=(costs,))
+        for batch in found
+        for costs in batch.choices
+        if idle or devices % costs.choice.devices == 0
+    ]
 
 
 def micro_batch(problem: ParallelismProblem, size: int) -> MicroBatch:

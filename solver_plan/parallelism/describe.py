@@ -18,13 +18,17 @@ def describe(plan: ParallelismPlan, problem: ParallelismProblem | None) -> str:
             evaluation = evaluate(problem, plan)
         except (InvalidPlanError, IndexError):
             evaluation = None  # `check` says what is wrong
-    headers = ["stage", "operators", "devices", "tp", "dp", "recomputed", "ms", "memory (MB)"]
+    sharded = any(stage.sharding for stage in plan.stages)
+    headers = ["stage", "operators", "devices", "tp", "dp", *(["zero"] if sharded else [])]
+    headers += ["recomputed", "ms", "memory (MB)"]
     if problem is not None:
         headers += ["of limit", "first operator"]
     rows = [_row(plan, problem, evaluation, index) for index in range(len(plan.stages))]
+    groups = {stage.devices for stage in plan.stages}
+    schedule = f", interleaved 1F1B with {len(plan.stages) // len(groups)} stages each" if plan.schedule else ""
     lines = [
         f"micro-batch {plan.micro_batch_size}, {plan.micro_batches} micro-batches, {len(plan.stages)} stages on "
-        f"{sum(len(stage.devices) for stage in plan.stages)} devices",
+        f"{len({device for group in groups for device in group})} devices{schedule}",
         "",
         table(headers, rows),
     ]
@@ -51,6 +55,7 @@ def _row(
         _devices(stage),
         _degrees([layout.tensor_parallel for layout in stage.layout]),
         _degrees([layout.data_parallel for layout in stage.layout]),
+        *([stage.sharding] if any(one.sharding for one in plan.stages) else []),
         f"{recomputed} of {end - first}",
         milliseconds,
         None if memory is None else f"{memory / MEGABYTE:.1f}",
@@ -84,9 +89,11 @@ def _what_binds(problem: ParallelismProblem, evaluation: Evaluation) -> str:
     limit = problem.cluster.usable_bytes_per_device
     above = times[slowest] * len(times) / sum(times) - 1
     free = (limit - memory[fullest]) / MEGABYTE
+    margin = problem.cluster.memory_margin
+    kept = f", beside {margin:.0%} of the memory that is kept free" if margin else ""
     return (
         f"slowest: stage {slowest}, {times[slowest]:.3f} ms ({above:.1%} above the mean); "
-        f"fullest: stage {fullest}, {free:.1f} MB free\n"
+        f"fullest: stage {fullest}, {free:.1f} MB free{kept}\n"
         f"of the stages' time, recomputation {recompute / sum(times):.1%}, "
         f"communication {communication / sum(times):.1%}"
     )
@@ -99,9 +106,10 @@ def describe_simulation(simulation: Simulation) -> str:
         idle = 1 - busy / simulation.iteration_ms
         rows.append([number, ",".join(map(str, devices)), busy, f"{idle:.2%}"])
     difference = simulation.formula_ms / simulation.iteration_ms - 1
+    once = f", of these {simulation.once_ms:.3f} ms once an iteration" if simulation.once_ms else ""
     return "\n".join(
         [
-            f"simulated iteration {simulation.iteration_ms:.3f} ms; formula (N - 1) * slowest + sum "
+            f"simulated iteration {simulation.iteration_ms:.3f} ms{once}; formula (N - 1) * slowest + sum "
             f"{simulation.formula_ms:.3f} ms ({difference:+.3%})",
             "",
             table(["group", "devices", "busy (ms)", "idle"], rows),

@@ -189,7 +189,7 @@ class Planner:
             self.incumbent.offer(point.plan(self.problem), "heuristic:grid")
 
     def _worth(self, size: _Size, cutoff_ms: float, positions: int) -> bool:
-        """Return whether a size may have a pipeline below the cutoff, and its graph with so many cuts is not too large."""
+        """Return whether a size may have a pipeline below the cutoff, and its graph is not too large to search."""
         if self.clock.expired or size.bound_ms >= cutoff_ms:
             return False
         devices = self.problem.cluster.devices // StageGraph.unit_of(self.problem, size.batch)

@@ -221,7 +221,7 @@ class Space:
     """*Added*, for `full`: parts of the chain that a group of devices may run in turn (interleaved 1F1B). More than one
     only with one layout and sharding for all, equally many blocks a stage, and the same recomputation in each block."""
     same_layout: bool = False
-    """*Added.* All stages have one layout and sharding, as training frameworks demand; cuts and recomputation are free."""
+    """*Added.* All stages have one layout and sharding, as most frameworks demand; cuts and recomputation are free."""
 
 
 @document

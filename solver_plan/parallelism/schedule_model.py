@@ -29,12 +29,12 @@ from solver_plan.parallelism.model import TICKS_OF_OBJECTIVE, PipelineModel, Siz
 
 
 def build_schedule_model(sizes: Sequence[SizedArcs], objective_ms: float) -> PipelineModel:
-    """Return the program over the arcs of all micro-batch sizes; the incumbent's objective sets the length of a tick."""
+    """Return the program over the arcs of all micro-batch sizes; the incumbent's objective sets a tick's length."""
     tick_ms = objective_ms / TICKS_OF_OBJECTIVE
     model = cp_model.CpModel()
     chosen: list[list[cp_model.IntVar]] = []
     schedules: list[cp_model.IntVar] = []
-    terms: list[cp_model.LinearExprT] = []
+    terms: list[cp_model.LinearExpr] = []
     most = 4 * int(TICKS_OF_OBJECTIVE)
     for sized in sizes:
         size = sized.graph.batch.size
@@ -64,7 +64,7 @@ def _add_levels(
     backward_ms = arcs.time_ms - arcs.forward_ms
     levels = [int(level) for level in np.unique(arcs.behind)]
 
-    def total(at: Integers, values: Floats) -> cp_model.LinearExprT:
+    def total(at: Integers, values: Floats) -> cp_model.LinearExpr:
         return cp_model.LinearExpr.weighted_sum(
             [variables[index] for index in at], [int(values[index]) for index in at]
         )

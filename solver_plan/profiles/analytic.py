@@ -16,15 +16,19 @@ together the same volume; the input that the backward gathers once more does so 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from solver_plan.documents import Bytes
 from solver_plan.errors import InputError
-from solver_plan.parallelism.problem import Cluster, LatencyLink, Operator, ParallelismProblem, Profile, Space
+from solver_plan.parallelism.problem import Cluster, LatencyLink, Operator, Overlap, ParallelismProblem, Profile, Space
 from solver_plan.profiles.cluster import ClusterDescription, NodeLink
 from solver_plan.profiles.description import Collective, DataType, ModelDescription, Partition, Size
 
 LARGEST_BATCH = 64
 """Larger batches of one replica gain nothing: products are at their best efficiency long before."""
+
+MOST_MIXED_DEVICES = 32
+"""On more devices a layout for each stage is more than can be searched in a minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,8 @@ def profile(
     batches: Sequence[int] | None = None,
     space: Space | None = None,
     sequence_parallel: bool = False,
+    cost_model: Literal["aceso", "full"] = "full",
+    overlap: Overlap | None = None,
 ) -> ParallelismProblem:
     """Return the problem of training a model on a cluster, priced analytically.
 
@@ -62,10 +68,13 @@ def profile(
     batches
         Samples of a micro-batch on one replica; by default every divisor of the global batch up to `LARGEST_BATCH`.
     space
-        Which plans are allowed; by default one layout for a stage, stages within a node, any number of devices,
-        per-operator recomputation, all devices used.
+        Which plans are allowed; by default `default_space`.
     sequence_parallel
         Divide along the sequence what tensor parallelism leaves whole.
+    cost_model
+        `full` prices what `aceso` leaves out: gradient reduction, optimizer step, sharding.
+    overlap
+        Which communication the training program hides behind computation; by default the reduction of gradients.
 
     Raises
     ------
@@ -104,7 +113,7 @@ def profile(
         profiles[kind] = fitting
     intra, inter = cluster.intra_node, cluster.inter_node
     return ParallelismProblem(
-        cost_model="aceso",
+        cost_model=cost_model,
         global_batch=global_batch,
         model=model,
         cluster=Cluster(
@@ -128,21 +137,33 @@ def profile(
             for operator in description.operators
         ),
         profiles=profiles,
-        space=space
-        or Space(
-            layout="stage",
-            max_stages=None,
-            device_counts=None,
-            cross_node_stages=False,
-            micro_batch_sizes=None,
-            use_all_devices=True,
-            recompute="operator",
-            device_order="rank",
-        ),
+        space=space or default_space(cluster, cost_model),
         state_bytes_per_weight_byte=description.bytes_per_parameter.per_weight_byte,
         bytes_per_parameter=description.bytes_per_parameter,
         sequence_parallel=sequence_parallel,
+        overlap=overlap or Overlap(),
         provenance={"source": "analytic", "description": description.name, "cluster": cluster.name},
+    )
+
+
+def default_space(cluster: ClusterDescription, cost_model: Literal["aceso", "full"] = "full") -> Space:
+    """Return the plans that are looked for by default.
+
+    One layout for a stage, any number of devices, per-operator recomputation, all devices used; under `full` ZeRO 0, 1
+    and 3, and stages of several nodes. On more than `MOST_MIXED_DEVICES` devices all stages have the same layout.
+    """
+    full = cost_model == "full"
+    return Space(
+        layout="stage",
+        max_stages=None,
+        device_counts=None,
+        cross_node_stages=full and cluster.nodes > 1,
+        micro_batch_sizes=None,
+        use_all_devices=True,
+        recompute="operator",
+        sharding=(0, 1, 3) if full else (0,),
+        device_order="rank",
+        same_layout=full and cluster.nodes * cluster.devices_per_node > MOST_MIXED_DEVICES,
     )
 
 

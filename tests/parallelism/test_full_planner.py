@@ -4,15 +4,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from solver_plan.documents import document_text
 from solver_plan.errors import InfeasibleProblemError, InputError
-from solver_plan.parallelism.bounds import no_pipeline_below
 from solver_plan.parallelism.check import check
 from solver_plan.parallelism.costs import evaluate
+from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.planner import Planner
 from solver_plan.parallelism.problem import ParallelismProblem, Space
 from solver_plan.solving import Budget, Planned
-from solver_plan.parallelism.plan import ParallelismPlan
 from tests.parallelism.full_problems import FULL_SPACE, every_plan, random_full_problem
 
 

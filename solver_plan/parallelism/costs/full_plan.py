@@ -58,7 +58,10 @@ class _Sums:
 
 
 def evaluate_full(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[float, tuple[StageCost, ...]]:
-    """Return iteration time in ms and stages of a well-formed plan. Raises `InvalidPlanError` for what was not profiled, or a deadlock."""
+    """Return iteration time in ms and stages of a well-formed plan.
+
+    Raises `InvalidPlanError` for what was not profiled, or a deadlock.
+    """
     groups, orders = orders_of(plan)
     sums = [_sums(problem, plan, index) for index in range(len(plan.stages))]
     group_of = {stage: number for number, order in enumerate(orders) for stage in {action[0] for action in order}}
