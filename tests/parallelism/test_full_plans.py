@@ -303,7 +303,7 @@ def test_one_layout_for_all_where_the_space_says_so() -> None:
 
 def test_a_problem_says_what_full_needs() -> None:
     plain = chain_of([_one()])
-    with pytest.raises(ValueError, match="bytes_per_parameter"):
+    with pytest.raises(ValueError, match="what training holds of a parameter"):
         replace(plain, cost_model="full")
     with pytest.raises(ValueError, match="one layout for a stage"):
         replace(plain, cost_model="full", bytes_per_parameter=EACH, space=replace(ANY_SPACE, layout="operator"))
