@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from benchmarks.case import Case
 from solver_plan.errors import InputError
 
-GROUPS = ("parallelism", "offload", "wavefront")
+GROUPS = ("parallelism", "full", "offload", "wavefront")
 MEASUREMENTS = ("execution", "faults", "reality")
 
 
