@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.case import Case
-from models.gpt import deep, gpt3_1_3b, gpt3_2_6b, gpt3_6_7b, gpt3_13b
+from models.gpt import deep, gpt3_1_3b, gpt3_2_6b, gpt3_6_7b, gpt3_13b, tiny
 from models.llama import llama3_8b, llama3_70b
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.profiles.analytic import default_space, profile
@@ -43,6 +43,7 @@ def _case(
     virtual_stages: tuple[int, ...] = (1,),
     time_limit_s: float = 90,
     same_layout: bool = False,
+    smoke: bool = False,
 ) -> Case:
     return Case(
         name=name,
@@ -56,6 +57,7 @@ def _case(
         ),
         budget=Budget(time_limit_s=time_limit_s),
         baselines=("grid",) if same_layout else ("grid", "aceso"),
+        smoke=smoke,
     )
 
 
@@ -63,6 +65,7 @@ REPLICATED = (0, 1)
 """Weights and gradients are not sharded: pipelines have to make them fit."""
 
 CASES = (
+    _case("tiny-gpt-4-v100", tiny, "v100_4x32gb", 8, time_limit_s=10, smoke=True),
     _case("gpt-1.3b-4-v100", gpt3_1_3b, "v100_4x32gb", 64),
     _case("gpt-2.6b-8-v100", gpt3_2_6b, "v100_8x32gb", 256),
     _case("gpt-2.6b-8-v100-pipeline", gpt3_2_6b, "v100_8x32gb", 64, sharding=REPLICATED),

@@ -250,7 +250,7 @@ def test_no_pruned_stage_lies_on_a_pipeline_below_the_cutoff() -> None:
             assert [value for value in left if value <= cutoff] == pytest.approx(expected)
             through = everything.graph.through(everything.arcs)
             for path in _paths(everything):
-                assert through[path].max() <= everything.graph.objective(everything.arcs.time_ms[path]) * (1 + 1e-9)
+                assert through[path].max() <= everything.graph.objective(everything.arcs, path) * (1 + 1e-9)
     assert pruned > 20
 
 
@@ -268,7 +268,7 @@ def test_the_program_is_optimal_and_its_hint_complete_and_feasible() -> None:
         hint = hint_of(program, len(sizes) - 1, path)
         assert len(hint) == len(program.model.proto.variables)
         fixed = solve_cp_sat(program.model, Clock(Budget(workers=1)), hint=hint, fix_to_hint=True)
-        hinted = sizes[-1].graph.objective(sizes[-1].arcs.time_ms[path])
+        hinted = sizes[-1].graph.objective(sizes[-1].arcs, path)
         assert fixed.objective is not None
         assert fixed.objective * program.tick_ms == pytest.approx(hinted, rel=1e-7)
         outcome = solve_cp_sat(program.model, Clock(Budget(workers=1)), hint=hint)
