@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 HEURISTICS = ("grid", "aceso")
 EVALUATION_COST_S = 0.002
 """Deterministic seconds that the evaluation of a plan counts."""
-WARM_START_EVALUATIONS = int(__import__("os").environ.get("WS", "2000"))
+WARM_START_EVALUATIONS = 2_000
 """Stages that Aceso's search may evaluate for a first good plan."""
 MIXED_WARM_START_EVALUATIONS = 8_000
 """The same where every operator has a layout of its own: there the search is longer, and worth more."""
