@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from solver_plan.api import check, plan, show, show_html, simulate
+    from solver_plan.api import check, plan, show, show_html, simulate, what_if
     from solver_plan.documents import digest_of, write_document
     from solver_plan.execution.checkpoint_folder import Checkpoints
     from solver_plan.execution.programs import compile_plan, read_program
@@ -39,6 +39,7 @@ _ROOMS = {
     "show_html": "solver_plan.api",
     "simulate": "solver_plan.api",
     "terminal_progress": "solver_plan.solving.progress",
+    "what_if": "solver_plan.api",
     "write_document": "solver_plan.documents",
 }
 
@@ -61,6 +62,7 @@ __all__ = [
     "show_html",
     "simulate",
     "terminal_progress",
+    "what_if",
     "write_document",
 ]
 

@@ -1,4 +1,4 @@
-"""The steps between the documents as functions, for every kind of problem: plan, check, simulate, show, show_html."""
+"""The steps between documents as functions, for every kind of problem: plan, check, simulate, what_if, show."""
 
 from typing import overload
 
@@ -112,8 +112,41 @@ def simulate(problem: ProblemDocument, plan: PlanDocument) -> str:
     return kind_of(problem).simulate(problem, plan)
 
 
-def show(plan: PlanDocument, problem: ProblemDocument | None = None) -> str:
+def what_if(
+    problem: ProblemDocument,
+    plan: PlanDocument,
+    *,
+    time_limit_s: float = 60.0,
+    workers: int | None = None,
+    deterministic: bool = False,
+) -> str:
+    """Return what binds a plan and what a larger machine would bring, as tables for a terminal.
+
+    Parameters
+    ----------
+    problem, plan
+        A problem and a valid plan of it.
+    time_limit_s
+        Seconds for planning all larger problems, in equal shares; with `deterministic`, deterministic seconds.
+    workers, deterministic
+        As for `plan`.
+
+    Raises
+    ------
+    PlanMismatchError
+        If the plan was made for another problem.
+    InvalidPlanError
+        If the plan violates the problem.
+    """
+    require_same_problem(problem, plan)
+    budget = Budget(time_limit_s=time_limit_s, workers=workers, deterministic=deterministic)
+    return kind_of(problem).what_if(problem, plan, budget)
+
+
+def show(plan: PlanDocument, problem: ProblemDocument | None = None, *, more: str = "") -> str:
     """Return a plan and its certificate as tables for a terminal; with the problem, names and limits too.
+
+    `more`, as from `what_if`, follows behind.
 
     Raises
     ------
@@ -127,10 +160,11 @@ def show(plan: PlanDocument, problem: ProblemDocument | None = None) -> str:
     parts = [kind_of(plan).describe(plan, problem)]
     if plan.certificate is not None:
         parts += [certificate_table(plan.certificate), trace_table(plan.certificate)]
+    parts.append(more)
     return "\n\n".join(part.rstrip("\n") for part in parts if part) + "\n"
 
 
-def show_html(plan: PlanDocument, problem: ProblemDocument | None = None) -> str:
+def show_html(plan: PlanDocument, problem: ProblemDocument | None = None, *, more: str = "") -> str:
     """Return a plan as a self-contained page: its picture where the kind has one, then what `show` returns.
 
     Raises
@@ -140,5 +174,5 @@ def show_html(plan: PlanDocument, problem: ProblemDocument | None = None) -> str
     """
     from solver_plan.report.page import page
 
-    text = show(plan, problem)
+    text = show(plan, problem, more=more)
     return page(f"{plan.kind} plan", kind_of(plan).picture(plan, problem), text)

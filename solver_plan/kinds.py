@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from solver_plan.documents import PlanDocument, ProblemDocument, read_document
+from solver_plan.enlargement import Larger, gains, gains_table
 from solver_plan.errors import InputError
 from solver_plan.solving.budget import Budget
 from solver_plan.solving.outcome import Planned
@@ -59,6 +60,10 @@ class Kind(ABC):
     def picture(self, plan: PlanDocument, problem: ProblemDocument | None) -> str | None:
         """Return the plan as a self-contained SVG; None: this kind has none, or it cannot be drawn."""
 
+    @abstractmethod
+    def what_if(self, problem: ProblemDocument, plan: PlanDocument, budget: Budget) -> str:
+        """Return what binds a valid plan and what a larger machine would bring. Raises `InvalidPlanError`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wing(Kind, Generic[ProblemT, PlanT]):
@@ -75,6 +80,12 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
     simulator: Callable[[ProblemT, PlanT], str]
     drawer: Callable[[PlanT, ProblemT | None], str | None] | None = None
     """A self-contained SVG, its texts escaped; None where it cannot be drawn, for want of the problem, say."""
+    what_binds: Callable[[ProblemT, PlanT], str] | None = None
+    """Which limits a plan meets, and what each costs, as tables."""
+    larger: Callable[[ProblemT], list[Larger[ProblemT]]] | None = None
+    """The problem with more of one resource each."""
+    replanner: Callable[[ProblemT, PlanT, Budget], Planned[PlanT]] | None = None
+    """A search that starts from a plan; None: it starts anew."""
 
     def plan(
         self,
@@ -111,6 +122,21 @@ class Wing(Kind, Generic[ProblemT, PlanT]):
         if self.drawer is None:
             return None
         return self.drawer(self._plan(plan), None if problem is None else self._problem(problem))
+
+    def what_if(self, problem: ProblemDocument, plan: PlanDocument, budget: Budget) -> str:
+        """Return what binds a valid plan and what a larger machine would bring. Raises `InvalidPlanError`."""
+        own_problem, own_plan = self._problem(problem), self._plan(plan)
+        objective_ms = self.evaluator(own_problem, own_plan)
+        optimal = own_plan.certificate is not None and own_plan.certificate.status == "optimal"
+        asked = [] if optimal else [Larger(change="nothing but more search", problem=own_problem)]
+        asked += [] if self.larger is None else self.larger(own_problem)
+        found = gains(objective_ms, own_plan, asked, self.replanner or self._planned_anew, budget)
+        parts = ["" if self.what_binds is None else self.what_binds(own_problem, own_plan)]
+        parts.append("What more would bring:\n\n" + gains_table(objective_ms, found) if found else "")
+        return "\n\n".join(part for part in parts if part)
+
+    def _planned_anew(self, problem: ProblemT, start: PlanT, budget: Budget) -> Planned[PlanT]:
+        return self.planner(problem, budget, None, silent)
 
     def _problem(self, problem: ProblemDocument) -> ProblemT:
         if not isinstance(problem, self.problem_type):

@@ -146,3 +146,26 @@ def test_ctrl_c_on_a_terminal_gives_the_best_plan_so_far(tmp_path: Path) -> None
     certificate = json.loads(out)
     assert (certificate["status"], certificate["stopped_by"]) == ("feasible", "interrupt")
     assert main(["check", problem, plan]) == 0
+
+
+def test_what_if_says_what_binds_and_what_more_would_bring(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
+    run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")
+    asked = ("show", "plan.json", "--problem", "problem.json", "--what-if", "--deterministic", "--time-limit", "3")
+    code, out, err = run(*asked)
+    assert (code, err) == (0, "")
+    for text in ("What binds", "1 GiB more on each device", "1 device more (3)", "nothing but more search"):
+        assert text in out
+    assert run(*asked, "--html", "plan.html")[0] == 0
+    assert "1 device more (3)" in Path("plan.html").read_text()
+
+
+def test_what_if_needs_a_problem_and_limits_need_what_if(run: Run) -> None:
+    write_document(chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8), "problem.json")
+    run("plan", "problem.json", "--heuristic", "grid", "--out", "plan.json")
+    code, _, err = run("show", "plan.json", "--what-if")
+    assert code == 2
+    assert "--what-if: found no --problem" in err
+    code, _, err = run("show", "plan.json", "--problem", "problem.json", "--time-limit", "3")
+    assert code == 2
+    assert "--time-limit: found no --what-if" in err

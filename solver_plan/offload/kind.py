@@ -1,5 +1,8 @@
 """The offload kind, for the command line and the benchmarks."""
 
+from dataclasses import replace
+
+from solver_plan.enlargement import Larger
 from solver_plan.kinds import Wing
 from solver_plan.offload.check import period_of, violations
 from solver_plan.offload.claims import refuted_bound
@@ -16,6 +19,12 @@ def _check(problem: OffloadProblem, plan: OffloadPlan) -> tuple[str, ...]:
     return violations(problem, plan) or refuted_bound(problem, plan)
 
 
+def _larger(problem: OffloadProblem) -> list[Larger[OffloadProblem]]:
+    """Return the problem with 1 GiB more on the device for resident optimizer state."""
+    roomier = replace(problem, gpu_state_bytes=problem.gpu_state_bytes + 2**30)
+    return [Larger(change="1 GiB more for resident optimizer state", problem=roomier)]
+
+
 OFFLOAD = Wing(
     name="offload",
     problem_type=OffloadProblem,
@@ -27,4 +36,5 @@ OFFLOAD = Wing(
     describer=describe,
     simulator=simulate_text,
     drawer=offload_gantt_svg,
+    larger=_larger,
 )

@@ -7,6 +7,7 @@ from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.planner import HEURISTICS, Planner
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.simulate import simulate
+from solver_plan.parallelism.what_binds import describe_what_binds, larger_problems
 from solver_plan.solving import Budget, Planned, Progress
 
 
@@ -14,6 +15,12 @@ def _plan(
     problem: ParallelismProblem, budget: Budget, heuristic: str | None, on_progress: Progress
 ) -> Planned[ParallelismPlan]:
     return Planner(problem, budget, on_progress).run(heuristic)
+
+
+def _replan(problem: ParallelismProblem, start: ParallelismPlan, budget: Budget) -> Planned[ParallelismPlan]:
+    planner = Planner(problem, budget)
+    planner.incumbent.offer(start, "heuristic:given")
+    return planner.run(None)
 
 
 def _draw(plan: ParallelismPlan, problem: ParallelismProblem | None) -> str | None:
@@ -35,4 +42,7 @@ PARALLELISM = Wing(
     describer=describe,
     simulator=lambda problem, plan: describe_simulation(simulate(problem, plan)),
     drawer=_draw,
+    what_binds=describe_what_binds,
+    larger=larger_problems,
+    replanner=_replan,
 )

@@ -5,6 +5,7 @@
     3. fine        stages cut anywhere, pruned by the incumbent; paths of the relaxed graph are evaluated exactly, and
                    each better plan prunes further, until all stages that are left are exact
     4. program     CP-SAT over the stages of all micro-batch sizes proves the optimum (`model`)
+    5. refined     where layouts are mixed within stages, while time is left: more paths are evaluated, and 4 repeated
 
 The bound is valid for the whole space at every moment: what is dropped is dropped because no pipeline through it beats
 the incumbent, and a micro-batch size that was not looked at yet counts with its work bound.
@@ -12,7 +13,7 @@ the incumbent, and a micro-batch size that was not looked at yet counts with its
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 HEURISTICS = ("grid", "aceso")
 EVALUATION_COST_S = 0.002
 """Deterministic seconds that the evaluation of a plan counts."""
-WARM_START_EVALUATIONS = int(__import__("os").environ.get("WS", "2000"))
+WARM_START_EVALUATIONS = 2_000
 """Stages that Aceso's search may evaluate for a first good plan."""
 MIXED_WARM_START_EVALUATIONS = 8_000
 """The same where every operator has a layout of its own: there the search is longer, and worth more."""
@@ -72,6 +73,8 @@ class _Size:
     """The same with devices in any order."""
     graph: StageGraph | None = None
     arcs: Arcs | None = None
+    real: dict[StageKey, float] = field(default_factory=dict)
+    """Extra time of the stages that were found; infinite: none was."""
 
     @property
     def batch(self) -> MicroBatch:
@@ -150,6 +153,8 @@ class Planner:
                     sizes = self._rough(sizes)
                 self._fine(sizes)
                 self._program(sizes)
+                while self._refine(sizes):
+                    self._program(sizes)
             finally:
                 if not self.incumbent.closed:
                     self._raise_bound(sizes)
@@ -266,6 +271,15 @@ class Planner:
         if not self.problem.in_rank_order:
             self._relax_order(sizes)
 
+    def _refine(self, sizes: list[_Size]) -> bool:
+        """Evaluate some more of the best paths where the stages of all arcs cannot be found; True if any was left."""
+        known = sum(len(size.real) for size in sizes)
+        for size in sizes:
+            if size.graph is not None and size.arcs is not None and not size.source.finds_all:
+                arcs = size.graph.prune(size.arcs, self._cutoff() * (1 + AGREEMENT))
+                size.arcs = self._descend(size, size.graph, arcs, patience=20)
+        return sum(len(size.real) for size in sizes) > known and not self.clock.expired
+
     def _relax_order(self, sizes: list[_Size]) -> None:
         """Find the bounds that hold for devices out of rank order too."""
         everywhere = np.ones(len(self.problem.operators) + 1, dtype=np.bool_)
@@ -286,7 +300,8 @@ class Planner:
         graph = self._graph(size, cutoff_ms, cuts)
         arcs = graph.arcs()
         size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, arcs)))
-        arcs = self._descend(size, graph, arcs, patience=10)
+        # where stages take long to find, all sizes are bounded first: `_refine` goes on
+        arcs = self._descend(size, graph, arcs, patience=10 if size.source.finds_all else 2)
         size.graph, size.arcs = graph, self._complete(size, graph, arcs)
         size.bound_ms = max(size.bound_ms, min(cutoff_ms, self._lowest(graph, size.arcs)))
 
@@ -305,22 +320,24 @@ class Planner:
         Stages that were found count with their real time, others with their bound.
         """
         failures = 0
-        extra_ms = arcs.recompute_ms.copy()
-        found: set[StageKey] = set()
+        extra_ms = self._known(size, graph, arcs)
         while failures < patience and len(arcs) and not self.clock.expired:
             path = best_path(graph, arcs.with_recompute(extra_ms))
             keys = graph.keys(arcs)
-            if not path or all(keys[index] in found for index in path):
+            if not path or all(keys[index] in size.real for index in path):
                 break
             arcs = self._least(size, graph, arcs, path)
-            real = dict(zip((keys[index] for index in path), self._real(size, graph, arcs, path), strict=True))
-            found.update(real)
-            extra_ms = np.maximum(extra_ms, arcs.recompute_ms)
-            extra_ms = np.array([real.get(key, extra) for key, extra in zip(keys, extra_ms, strict=True)])
+            size.real.update(zip((keys[index] for index in path), self._real(size, graph, arcs, path), strict=True))
+            extra_ms = self._known(size, graph, arcs)
             failures = 0 if self._offer(size, graph, arcs, path) else failures + 1
             kept = np.flatnonzero(graph.through(arcs) <= self._cutoff() * (1 + AGREEMENT))
             arcs, extra_ms = arcs.select(kept), extra_ms[kept]
         return arcs
+
+    def _known(self, size: _Size, graph: StageGraph, arcs: Arcs) -> Floats:
+        """Return the extra time of the arcs, that of a stage that was found, or else a lower bound."""
+        known = zip(graph.keys(arcs), arcs.recompute_ms.tolist(), strict=True)
+        return np.array([size.real.get(key, least) for key, least in known])
 
     def _complete(self, size: _Size, graph: StageGraph, arcs: Arcs) -> Arcs:
         """Find the least recomputation of every arc, the most promising first, pruning on the way."""
@@ -367,7 +384,8 @@ class Planner:
             if stage is None:
                 return False
             stages.append(replace(stage, devices_behind=int(arcs.devices_behind[index]) * graph.unit))
-        return self.incumbent.offer(draft_plan(self.problem, size.batch.size, stages), source)
+        found = [stages, size.source.tuned(stages)]
+        return any([self.incumbent.offer(draft_plan(self.problem, size.batch.size, one), source) for one in found])
 
     # -- constraint program -------------------------------------------------------------------------------------
 
@@ -387,10 +405,16 @@ class Planner:
         others = min((size.bound_ms for size in sizes if size not in left), default=np.inf)
         others = min(others, self._interleaved_bound_ms)
         relaxed = [
-            SizedArcs(size.graph, size.arcs) for size in left if size.graph is not None and size.arcs is not None
+            SizedArcs(size.graph, self._proven(size, size.graph, size.arcs))
+            for size in left
+            if size.graph is not None and size.arcs is not None
         ]
         self._solve(left, relaxed, min(objective, others))
         self._solve_real(left, relaxed)
+
+    def _proven(self, size: _Size, graph: StageGraph, arcs: Arcs) -> Arcs:
+        """Return the arcs with the best bounds that are known."""
+        return arcs.with_recompute(np.maximum(arcs.recompute_ms, [size.source.proven(key) for key in graph.keys(arcs)]))
 
     def _solve_real(self, left: list[_Size], relaxed: list[SizedArcs]) -> None:
         """Solve the program over stages that really fit, where their times are not those of the relaxation."""

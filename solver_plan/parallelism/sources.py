@@ -4,7 +4,7 @@ A source prices the stages of one micro-batch size: a lower bound for all of the
 stages on demand, and stages that really fit.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,9 +13,11 @@ import numpy as np
 from solver_plan.parallelism.choices import Choice, MicroBatch
 from solver_plan.parallelism.drafts import DraftStage
 from solver_plan.parallelism.mixed import MixedBound, MixedStages, cheapest_choices, options
+from solver_plan.parallelism.mixed_search import MixedStage
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
+from solver_plan.parallelism.stage_graph import INTER, INTRA
 from solver_plan.parallelism.stage_table import RecomputationBound, RecomputationTables, SpanBound, Spans
 
 StageKey = tuple[int, int, int, int]
@@ -43,8 +45,14 @@ class StageSource(Protocol):
     def real(self, key: StageKey, need_bytes: float) -> Found:
         """Return a stage that fits."""
 
+    def proven(self, key: StageKey) -> float:
+        """Return a lower bound that the search for a stage that fits brought; it takes long to repeat."""
+
     def fits(self, key: StageKey, need_bytes: float) -> bool:
         """Return whether recomputation can lower the memory of a stage by so much."""
+
+    def tuned(self, stages: Sequence[DraftStage]) -> list[DraftStage]:
+        """Return the stages of a pipeline, made faster by what is known of the links between them."""
 
 
 class UniformSource:
@@ -108,6 +116,14 @@ class UniformSource:
                 self._real[key] = (extra_ms, DraftStage(first, end, (costs.choice,) * (end - first), marks))
         return self._real[key]
 
+    def proven(self, key: StageKey) -> float:
+        """Return 0: `least` tells all."""
+        return 0.0
+
+    def tuned(self, stages: Sequence[DraftStage]) -> list[DraftStage]:
+        """Return the stages: their layouts are given."""
+        return list(stages)
+
 
 class MixedSource:
     """A layout for each operator; the stage graph tells numbers of devices apart."""
@@ -119,22 +135,31 @@ class MixedSource:
         self, problem: ParallelismProblem, shape: ChainShape, batch: MicroBatch, work: Callable[[float], None]
     ) -> None:
         self.batch = cheapest_choices(batch)
-        self._limit = problem.cluster.usable_bytes_per_device
         self._stages = [MixedStages(problem, shape, layouts, work) for layouts in options(problem, batch)]
+        self._per_node = problem.cluster.devices_per_node
         self._real: dict[StageKey, Found] = {}
+        self._tuned: dict[tuple[StageKey, tuple[int, int]], DraftStage | None] = {}
+        """By (devices, first, end, behind) and the links before and behind."""
 
     def bound(self, choice: int, table: Spans) -> SpanBound:
         """Return the lower bound on resharding, recomputation and slower layouts of many stages."""
-        return MixedBound(table, self._stages[choice], self._limit)
+        return MixedBound(table, self._stages[choice])
 
     def least(self, key: StageKey, need_bytes: float) -> float:
         """Return the same bound for one stage."""
         choice, first, end, behind = key
+        least_ms = self._stages[choice].least_ms(behind, np.array([first]), np.array([end]))
+        return max(0.0, float(least_ms[0]) - self._busy_ms(choice, first, end))
+
+    def proven(self, key: StageKey) -> float:
+        """Return what the search for the stage proved."""
+        choice, first, end, behind = key
+        known = self._stages[choice].proven_ms.get((first, end, behind))
+        return 0.0 if known is None else known - self._busy_ms(choice, first, end)
+
+    def _busy_ms(self, choice: int, first: int, end: int) -> float:
         costs = self.batch.choices[choice]
-        busy = (costs.forward_ms + costs.backward_ms)[first:end].sum()
-        nothing = np.zeros(1)
-        table = Spans(np.array([first]), np.array([end]), np.array([busy]), nothing, nothing, nothing, nothing)
-        return float(MixedBound(table, self._stages[choice], self._limit).milliseconds(behind)[0])
+        return float((costs.forward_ms + costs.backward_ms)[first:end].sum())
 
     def fits(self, key: StageKey, need_bytes: float) -> bool:
         """Return True: only the lower bound on the memory is known."""
@@ -144,14 +169,32 @@ class MixedSource:
         """Return a stage that fits, found by shortest paths and single changes."""
         if key not in self._real:
             choice, first, end, behind = key
-            stages, costs = self._stages[choice], self.batch.choices[choice]
+            stages = self._stages[choice]
             found = stages.find(first, end, behind)
             self._real[key] = (np.inf, None)
             if found is not None:
-                busy = float((costs.forward_ms + costs.backward_ms)[first:end].sum())
-                layouts = tuple(stages.options.choices[layout] for layout in found.layouts)
-                self._real[key] = (found.time_ms - busy, DraftStage(first, end, layouts, found.marks))
+                self._real[key] = (found.time_ms - self._busy_ms(choice, first, end), _draft(stages, first, end, found))
         return self._real[key]
+
+    def tuned(self, stages: Sequence[DraftStage]) -> list[DraftStage]:
+        """Return the stages with layouts that suit the links before and behind them."""
+        tuned = []
+        for number, stage in enumerate(stages):
+            place = (stage.devices, stage.first, stage.end, len(stages) - 1 - number)
+            behind = stage.devices_behind or 0
+            before = INTER if stage.first and (behind + stage.devices) % self._per_node == 0 else INTRA
+            links = (before, INTRA if behind % self._per_node else INTER)
+            if (place, links) not in self._tuned:
+                source = next(one for one in self._stages if one.options.choices[0].devices == stage.devices)
+                found = source.find(*place[1:], links)
+                self._tuned[place, links] = None if found is None else _draft(source, stage.first, stage.end, found)
+            best = self._tuned[place, links]
+            tuned.append(stage if best is None else replace(best, devices_behind=stage.devices_behind))
+        return tuned
+
+
+def _draft(stages: MixedStages, first: int, end: int, found: MixedStage) -> DraftStage:
+    return DraftStage(first, end, tuple(stages.options.choices[layout] for layout in found.layouts), found.marks)
 
 
 def stage_source(

@@ -1,5 +1,8 @@
 """The wavefront kind: what the command line and the benchmarks can do with it."""
 
+from dataclasses import replace
+
+from solver_plan.enlargement import Larger
 from solver_plan.kinds import Wing
 from solver_plan.solving import Budget, Planned, Progress
 from solver_plan.wavefront.plan import WavefrontPlan
@@ -47,6 +50,22 @@ def _draw(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
     return gantt_svg(plan, problem)
 
 
+def _larger(problem: WavefrontProblem) -> list[Larger[WavefrontProblem]]:
+    """Return the problem with 1 GiB more on each device, where memory limits, and with a device or a node more."""
+    cluster, found = problem.cluster, []
+    if cluster.memory_bytes_per_device is not None:
+        roomier = replace(cluster, memory_bytes_per_device=cluster.memory_bytes_per_device + 2**30)
+        found.append(Larger(change="1 GiB more on each device", problem=replace(problem, cluster=roomier)))
+    if cluster.devices <= cluster.devices_per_node:
+        devices = cluster.devices + 1
+        wider = replace(cluster, devices=devices, devices_per_node=max(devices, cluster.devices_per_node))
+        change = f"1 device more ({devices})"
+    else:
+        wider = replace(cluster, devices=cluster.devices + cluster.devices_per_node)
+        change = f"1 node more ({wider.devices} devices)"
+    return [*found, Larger(change=change, problem=replace(problem, cluster=wider))]
+
+
 WAVEFRONT = Wing(
     name="wavefront",
     problem_type=WavefrontProblem,
@@ -58,4 +77,5 @@ WAVEFRONT = Wing(
     describer=_describe,
     simulator=_simulate,
     drawer=_draw,
+    larger=_larger,
 )
