@@ -1,4 +1,4 @@
-# make demo: plan GPT-3 1.3B on four 32 GB V100.   make test: the tests.   Both make .venv first, once.
+# make demo: plan GPT-3 2.6B on eight 32 GB V100.   make test: the tests.   Both make .venv first, once.
 
 PYTHON ?= python3
 VENV := .venv
@@ -19,7 +19,7 @@ $(VENV)/.dev: $(VENV)/.base
 
 demo: $(VENV)/.base
 	mkdir -p $(DEMO)
-	$(BIN)/solver-plan profile models/gpt.py:gpt3_1_3b --cluster v100_4x32gb --global-batch 1024 --out $(DEMO)/problem.json
+	$(BIN)/solver-plan profile models/gpt.py:gpt3_2_6b --cluster v100_8x32gb --global-batch 256 --out $(DEMO)/problem.json
 	$(BIN)/solver-plan plan $(DEMO)/problem.json --time-limit 30 --out $(DEMO)/plan.json
 	$(BIN)/solver-plan check $(DEMO)/problem.json $(DEMO)/plan.json
 	$(BIN)/solver-plan show $(DEMO)/plan.json --problem $(DEMO)/problem.json

@@ -41,7 +41,7 @@ def _case(
     *,
     sharding: tuple[int, ...] = (0, 1, 3),
     virtual_stages: tuple[int, ...] = (1,),
-    time_limit_s: float = 90,
+    time_limit_s: float = 60,
     same_layout: bool = False,
     smoke: bool = False,
 ) -> Case:
