@@ -1,0 +1,214 @@
+"""Updates on the CPU: a chunk's gradient comes to the host, its state is updated there, its weights go back."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from solver_plan.execution.offload.adamw import scale, update
+from solver_plan.execution.offload.arena import Arena
+from solver_plan.execution.offload.device import ComputeDevice
+from solver_plan.execution.offload.lanes import Lanes, Operation
+from solver_plan.execution.offload.layers import Chunk, Piece, Slot
+from solver_plan.execution.offload.passes import LayerGradients, Pass, TrainingStep
+from solver_plan.execution.offload.state import FLOAT_BYTES, KEPT, LayerState
+from solver_plan.offload.plan import OperationName
+
+BLOCK = 1 << 18
+"""Elements that are kept, cast, updated and cast back while they are in the cache."""
+
+PlannedStart = Callable[[OperationName, str, int], float]
+"""Planned start in milliseconds of an operation of a layer and chunk."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """What updates outside the training loop share."""
+
+    lanes: Lanes
+    device: ComputeDevice
+    gradients: Arena
+    weights: Arena
+    undo: Arena
+    staging: Arena
+    planned_start: PlannedStart
+
+
+class HostPass(Pass):
+    """An update of one chunk on the CPU."""
+
+    def __init__(
+        self, host: Host, step: TrainingStep, layer: LayerState, gradients: LayerGradients, chunk: Chunk
+    ) -> None:
+        super().__init__(step, layer, gradients)
+        self.host = host
+        self.chunk = chunk
+        slots = layer.layer.slots
+        self.first = slots[chunk.pieces[0].slot].start + chunk.pieces[0].first
+        self.end = slots[chunk.pieces[-1].slot].start + chunk.pieces[-1].end
+        self._gradient_room: torch.Tensor | None = None
+        self._weight_room: torch.Tensor | None = None
+        self._factors: tuple[torch.Tensor, ...] = ()
+        self._idle = False
+        """The step was dropped before the update started."""
+
+    def start(self, after: Sequence[Operation] = ()) -> None:
+        """Submit copy, update and copy back."""
+        copy = self._operation("d2h", "gradient_copy", self._copy, self._admit_copy)
+        update_ = self._operation("cpu", "update", self._update, self._admit_update, self._updated)
+        back = self._operation("h2d", "weight_copy", self._copy_back, finished=self._copied_back)
+        self.last = back
+        self.host.lanes.submit(copy, after)
+        self.host.lanes.submit(update_, (copy,))
+        self.host.lanes.submit(back, (update_,))
+
+    def put_back(self, after: Sequence[Operation]) -> None:
+        """Submit putting back the state, and copying its weights."""
+        put = self._operation("cpu", "update", self._put_back, self._take_weight_room, label="undo")
+        back = self._operation("h2d", "weight_copy", self._copy_back, finished=self._put_back_done, label="undo copy")
+        self.host.lanes.submit(put, after)
+        self.host.lanes.submit(back, (put,))
+
+    def release(self) -> None:
+        """Give back the room of the kept state."""
+        if self.undo is not None:
+            self.host.undo.give_back(self.undo)
+            self.undo = None
+
+    def _operation(
+        self,
+        lane: str,
+        operation: OperationName,
+        run: Callable[[], None],
+        admit: Callable[[], bool] | None = None,
+        finished: Callable[[], None] | None = None,
+        label: str | None = None,
+    ) -> Operation:
+        name = self.layer.layer.name
+        made = Operation(
+            lane=lane,  # type: ignore[arg-type]
+            rank=(self.step.number, self.host.planned_start(operation, name, self.chunk.number)),
+            label=f"{label or operation} of {name!r} chunk {self.chunk.number}",
+            run=run,
+            finished=finished,
+        )
+        if admit is not None:
+            made.admit = admit
+        return made
+
+    def _admit_copy(self) -> bool:
+        if self.step.dropped:
+            return True
+        self._gradient_room = self.host.gradients.take(self.chunk.size_bytes)
+        return self._gradient_room is not None
+
+    def _copy(self) -> None:
+        room = self._gradient_room
+        if room is None:
+            return
+        with self.host.device.after(self.gradients.ready):
+            for piece, slot, gradient, _ in self._parts():
+                view = _view(room, piece, slot)
+                view.copy_(gradient.reshape(-1)[piece.first : piece.end], non_blocking=True)
+
+    def _admit_update(self) -> bool:
+        if self.step.dropped:
+            self._idle = True
+            return True
+        decided = self.step.factors is not None
+        if not (decided or self.step.speculating) or not self._take_weight_room():
+            return False
+        if decided:
+            assert self.step.factors is not None
+            self._factors = self.step.factors
+            return True
+        kept = self.host.undo.take((self.end - self.first) * KEPT * FLOAT_BYTES)
+        if kept is None:
+            self._give_back_weight_room()
+            return False
+        self.undo = kept
+        self._factors = self.step.unscale
+        return True
+
+    def _take_weight_room(self) -> bool:
+        self._weight_room = self.host.weights.take(self.chunk.size_bytes)
+        return self._weight_room is not None
+
+    def _update(self) -> None:
+        if self._idle:
+            return
+        assert self._gradient_room is not None
+        assert self._weight_room is not None
+        kept = None if self.undo is None else self._kept(self.undo)
+        scratch: torch.Tensor | None = None
+        for piece, slot, _, count in self._parts():
+            given, made = _view(self._gradient_room, piece, slot), _view(self._weight_room, piece, slot)
+            for begin in range(0, piece.end - piece.first, BLOCK):
+                end = min(begin + BLOCK, piece.end - piece.first)
+                at = slot.start + piece.first
+                state = self.layer.state[:, at + begin : at + end]
+                if kept is not None:
+                    kept[:, at + begin - self.first : at + end - self.first].copy_(state)
+                gradient = given[begin:end]
+                if gradient.dtype != torch.float32:
+                    scratch = torch.empty(BLOCK) if scratch is None else scratch
+                    gradient = scratch[: end - begin].copy_(gradient)
+                scale((gradient,), self._factors)
+                update((state[0],), (gradient,), (state[1],), (state[2],), (count,), self.step.values[slot.group])
+                made[begin:end].copy_(state[0])
+
+    def _updated(self) -> None:
+        if self._gradient_room is not None:
+            self.host.gradients.give_back(self._gradient_room)
+            self._gradient_room = None
+
+    def _copy_back(self) -> None:
+        room = self._weight_room
+        if room is None:
+            return
+        with self.host.device.after(None):
+            for piece, slot, _, _ in self._parts():
+                slot.weights[piece.first : piece.end].copy_(_view(room, piece, slot), non_blocking=True)
+
+    def _copied_back(self) -> None:
+        self._give_back_weight_room()
+        self.ended()
+
+    def _put_back(self) -> None:
+        assert self.undo is not None
+        assert self._weight_room is not None
+        kept = self._kept(self.undo)
+        for piece, slot, _, _ in self._parts():
+            at = slot.start + piece.first
+            state = self.layer.state[:, at : at + piece.end - piece.first]
+            state.copy_(kept[:, at - self.first : at - self.first + piece.end - piece.first])
+            _view(self._weight_room, piece, slot).copy_(state[0])
+
+    def _put_back_done(self) -> None:
+        self._give_back_weight_room()
+        self.restored()
+
+    def _give_back_weight_room(self) -> None:
+        if self._weight_room is not None:
+            self.host.weights.give_back(self._weight_room)
+            self._weight_room = None
+
+    def _kept(self, room: torch.Tensor) -> torch.Tensor:
+        """Return the room of the kept state as (3, elements of the chunk)."""
+        elements = self.end - self.first
+        return room[: elements * KEPT * FLOAT_BYTES].view(torch.float32).view(KEPT, elements)
+
+    def _parts(self) -> list[tuple[Piece, Slot, torch.Tensor, float]]:
+        """Return the pieces that have a gradient, with it and the number of the update."""
+        found = []
+        for piece in self.chunk.pieces:
+            gradient = self.gradients.of_slots[piece.slot]
+            if gradient is not None:
+                found.append((piece, self.layer.layer.slots[piece.slot], gradient, self.gradients.steps[piece.slot]))
+        return found
+
+
+def _view(room: torch.Tensor, piece: Piece, slot: Slot) -> torch.Tensor:
+    """Return a piece's part of a ring, in the parameter's data type."""
+    size = (piece.end - piece.first) * slot.weights.element_size()
+    return room[piece.offset : piece.offset + size].view(slot.weights.dtype)
