@@ -6,9 +6,9 @@ while updates go on.
 """
 
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NoReturn, overload
 
 import torch
@@ -30,6 +30,9 @@ from solver_plan.offload.problem import OffloadProblem
 
 MASTER = "master"
 """Key of a parameter's 32-bit weights in `state_dict`, where the parameter has 16 bits."""
+
+_OWN_OPTIONS = ("params", "foreach", "fused")
+"""Of a group, not taken from a state that is loaded: parameters, and which of PyTorch's kernels runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,34 @@ class _Arrivals:
     """Parameters whose gradient is not complete."""
     updated: tuple[bool, ...] | None = None
     """Whether each parameter is updated; None: the update has not been started."""
+
+
+class _Hook:
+    """Calls a method of an optimizer for as long as it is there.
+
+    The optimizer is not kept alive, and a copy of the model, or one that was pickled, has nothing to do with it.
+    """
+
+    def __init__(self, optimizer: "OffloadOptimizer", method: Callable[..., None], *given: object) -> None:
+        self._optimizer = weakref.ref(optimizer)
+        self._method = method
+        self._given = given
+
+    def __call__(self, *arguments: object) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._method(optimizer, *self._given, *arguments)
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _idle_hook, ()
+
+
+def _idle_hook() -> Callable[..., None]:
+    return _do_nothing
+
+
+def _do_nothing(*arguments: object) -> None:
+    del arguments
 
 
 class OffloadOptimizer(torch.optim.Optimizer):
@@ -156,7 +187,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
             "foreach": None,
             "capturable": False,
             "differentiable": False,
-            "fused": None,
+            "fused": True,
             "decoupled_weight_decay": True,
         }
         self._bound = False
@@ -312,7 +343,7 @@ class OffloadOptimizer(torch.optim.Optimizer):
                         f"{tuple(parameter.shape)}; load the state of the same model"
                     )
         for mine, group in zip(self.param_groups, groups, strict=True):
-            mine.update({key: value for key, value in group.items() if key != "params"})
+            mine.update({key: value for key, value in group.items() if key not in _OWN_OPTIONS})
         for number, parameter in zip(numbers, parameters, strict=True):
             if parameter in self._layer_of:
                 self._load(parameter, state_dict["state"].get(number, {}))
@@ -343,8 +374,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
             if slot.weights.dtype != torch.float32:
                 state[MASTER] = layer.master(slot).view(shape)
             self.state[slot.parameter] = state
-            arrived = partial(self._gradient_arrived, layer, index)
-            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(arrived))  # type: ignore[no-untyped-call]
+            arrived = _Hook(self, OffloadOptimizer._gradient_arrived, layer, index)
+            register = slot.parameter.register_post_accumulate_grad_hook
+            self._handles.append(register(arrived))  # type: ignore[no-untyped-call]
 
     def _register_modules(self, layer: LayerState) -> None:
         """Make a layer's modules wait for all weights in them, and each module in them for its own."""
@@ -357,10 +389,13 @@ class OffloadOptimizer(torch.optim.Optimizer):
                         if "." not in name:
                             self._owners.append((module, name, parameter))
                 if found:
-                    wait = partial(self._before_forward, tuple(dict.fromkeys(found)))
-                    self._handles.append(module.register_forward_pre_hook(wait))
-                    self._handles.append(module.register_state_dict_pre_hook(self._before_saving))  # type: ignore[no-untyped-call]
-                    self._handles.append(module.register_load_state_dict_pre_hook(self._before_loading))  # type: ignore[no-untyped-call]
+                    wait = _Hook(self, OffloadOptimizer._before_forward, tuple(dict.fromkeys(found)))
+                    whole = _Hook(self, OffloadOptimizer._before_access)
+                    self._handles += [
+                        module.register_forward_pre_hook(wait),
+                        module.register_state_dict_pre_hook(whole),  # type: ignore[no-untyped-call]
+                        module.register_load_state_dict_pre_hook(whole),  # type: ignore[no-untyped-call]
+                    ]
 
     def _before_forward(self, layers: tuple[LayerState, ...], module: nn.Module, inputs: object) -> None:
         del module, inputs
@@ -371,12 +406,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
                 self._wait(lambda layer=layer: _at_rest(layer))  # type: ignore[misc]
         self._engine.lanes.raise_failure()
 
-    def _before_saving(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        del module, prefix, keep_vars
-        self.synchronize()
-
-    def _before_loading(self, module: nn.Module, *about: object) -> None:
-        del module, about
+    def _before_access(self, *about: object) -> None:
+        """Before a module's weights are saved or loaded."""
+        del about
         self.synchronize()
 
     def _gradient_arrived(self, layer: LayerState, index: int, parameter: torch.Tensor) -> None:

@@ -29,12 +29,13 @@ class LayerState:
         self.open: set[Pass] = set()
         """Updates under way: the layer is whole when there is none."""
         self.own_masters = not self.on_device or any(slot.weights.dtype != torch.float32 for slot in layer.slots)
-        size = layer.elements * FLOAT_BYTES * (KEPT if self.own_masters else KEPT - 1)
+        rows = KEPT if self.own_masters else KEPT - 1
+        size = rows * layer.elements * FLOAT_BYTES
         if layer.place == "gpu_streamed":
             block = device.host_memory(size)
         else:
             block = torch.empty(size, dtype=torch.uint8, device=device.device if self.on_device else "cpu")
-        self.state = block.view(torch.float32).view(-1, layer.elements)
+        self.state = block.view(torch.float32).view(rows, layer.elements)
         """(3, elements): master weights, first and second moments; (2, elements) without own masters."""
         self.state.zero_()
         for slot in layer.slots:

@@ -148,11 +148,12 @@ class Reference:
         max_norm: float | None = None,
         accumulation: int = 1,
         fused: bool = True,
+        loss_scale: float = 1.0,
         groups: Callable[[nn.Module], list[dict[str, object]]] | None = None,
         **options: float,
     ) -> None:
         self.model = copy.deepcopy(model)
-        self.max_norm, self.accumulation = max_norm, accumulation
+        self.max_norm, self.accumulation, self.loss_scale = max_norm, accumulation, loss_scale
         self.masters: dict[nn.Parameter, nn.Parameter] = {
             parameter: parameter
             if parameter.dtype == torch.float32
@@ -164,10 +165,10 @@ class Reference:
 
     def step(self, number: int, loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = loss_of) -> None:
         for micro in range(self.accumulation):
-            loss(self.model, batch(number * self.accumulation + micro)).backward()
+            (loss(self.model, batch(number * self.accumulation + micro)) * self.loss_scale).backward()
         for parameter, master in self.masters.items():
             if master is not parameter and parameter.grad is not None:
-                master.grad = parameter.grad.float()
+                master.grad = parameter.grad.float() / self.loss_scale
                 parameter.grad = None
         if self.max_norm is not None:
             self.norm = nn.utils.clip_grad_norm_(self.masters.values(), self.max_norm)

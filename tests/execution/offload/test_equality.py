@@ -3,8 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-import torch
-from torch import nn
 
 from solver_plan.execution.offload.optimizer import OffloadOptimizer
 from solver_plan.offload.plan import Place
