@@ -244,7 +244,7 @@ def _slots(
     for label, parameter in trained:
         if parameter not in group_of:
             raise NotExecutableError(
-                f"{label}: is trained in layer {layer!r}, but is in no param_group; give it to the optimizer, or set "
+                f"{label}: is trained in layer {layer!r}, but in no param_group; give it to the optimizer, or set "
                 "requires_grad to False"
             )
         if isinstance(parameter, DTensor) or parameter.dtype not in TRAINABLE_TYPES or not parameter.is_contiguous():
