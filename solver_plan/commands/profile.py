@@ -30,6 +30,7 @@ OFFLOAD_OPTIONS = (
     "clip",
     "menu",
     "menu_micro_batches",
+    "measure_host",
 )
 
 
@@ -49,6 +50,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunks", type=positive, metavar="N", help="of a layer updated on the CPU (default 8)")
     group.add_argument(
         "--clip", action=argparse.BooleanOptionalAction, help="gradients are clipped (default: they are)"
+    )
+    group.add_argument(
+        "--measure-host", action="store_true", default=None, help="take the rates of this machine, measured now"
     )
     group.add_argument("--menu", metavar="FILE", help="write every micro-batch and recomputation that fits, too")
     group.add_argument(
@@ -100,6 +104,15 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
         chunks_per_layer=arguments.chunks or 8,
         clip_gradients=arguments.clip is not False,
     )
+    if arguments.measure_host:
+        from solver_plan.execution.extra import require_torch
+
+        require_torch()
+        from solver_plan.profiles.measured import measure_host, with_host_rates
+
+        host = measure_host()
+        print(host.table(), file=people(STANDARD_OUTPUT in (arguments.out, arguments.menu)))
+        problem = with_host_rates(problem, host)
     if arguments.menu is not None:
         sizes = arguments.menu_micro_batches or tuple(size for size in range(1, batch + 1) if batch % size == 0)
         entries = offload_menu(description, cluster, batch, micro_batches=sizes, staging_bytes=staging)

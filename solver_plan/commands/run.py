@@ -1,15 +1,22 @@
-"""`run`: train a model as planned, under torchrun or in processes started here."""
+"""`run`: train a model as planned.
+
+A parallelism plan runs under torchrun or in processes started here, an offload plan in this process.
+"""
 
 import argparse
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, positive, require_writable
+from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, number, positive, require_writable
 from solver_plan.errors import InputError, RunFailedError, SolverPlanError
 
 if TYPE_CHECKING:
     from solver_plan.execution.comparison import Step
+    from solver_plan.offload.plan import OffloadPlan
+    from solver_plan.offload.problem import OffloadProblem
+
+OFFLOAD_OPTIONS = ("micro_batch", "max_norm", "update_threads")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +31,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=600, metavar="S", help="seconds until a collective gives up"
     )
+    group = parser.add_argument_group("offload plans only")
+    group.add_argument("--micro-batch", type=positive, metavar="M", help="samples of a micro-step (default 1)")
+    group.add_argument("--max-norm", type=number, metavar="NORM", help="clip gradients to this norm (default: no)")
+    group.add_argument("--update-threads", type=positive, metavar="N", help="on the CPU (default: all cores but one)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -47,7 +58,16 @@ def _train(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.comparison import comparison_table
     from solver_plan.execution.compile import read_problem_and_plan
     from solver_plan.execution.run import Training, load_model, run
+    from solver_plan.kinds import read_plan, read_problem
+    from solver_plan.offload.plan import OffloadPlan
+    from solver_plan.offload.problem import OffloadProblem
 
+    problem, plan = read_problem(arguments.problem), read_plan(arguments.plan)
+    if isinstance(problem, OffloadProblem) and isinstance(plan, OffloadPlan):
+        return _train_offloaded(arguments, problem, plan)
+    for option in OFFLOAD_OPTIONS:
+        if getattr(arguments, option) is not None:
+            raise InputError(f"--{option.replace('_', '-')} is for offload plans; leave it out")
     if arguments.trace == STANDARD_OUTPUT:
         raise InputError("--trace: found '-'; name a file, standard output has the comparison")
     if arguments.trace is not None:
@@ -71,6 +91,43 @@ def _train(arguments: argparse.Namespace) -> int:
     )
     if report.comparison:
         print(comparison_table(report.comparison))
+    return 0
+
+
+def _train_offloaded(arguments: argparse.Namespace, problem: "OffloadProblem", plan: "OffloadPlan") -> int:
+    import torch
+
+    from solver_plan.execution.offload.training import OffloadTraining, train_offloaded
+    from solver_plan.execution.run import load_model
+    from solver_plan.profiles.loading import load_description
+
+    for option in ("local", "trace"):
+        if getattr(arguments, option) is not None:
+            raise InputError(f"--{option} is for parallelism plans; an offload plan runs in this process: leave it out")
+    if arguments.dtype == "float64":
+        raise InputError("--dtype: found float64; offload plans train in float32 or bfloat16")
+    if arguments.model is None:
+        raise InputError("model: an offload problem names none; give one, as --model models/gpt.py:tiny")
+
+    def tell(number: int, loss: float, seconds: float) -> None:
+        print(f"step {number + 1}: loss {loss:.6f}, {seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
+
+    ran = train_offloaded(
+        problem,
+        plan,
+        load_description(arguments.model),
+        load_model(arguments.model),
+        OffloadTraining(
+            steps=arguments.steps,
+            micro_batch=arguments.micro_batch or 1,
+            max_norm=arguments.max_norm,
+            seed=arguments.seed,
+            dtype=getattr(torch, arguments.dtype),
+            workers=arguments.update_threads,
+            on_step=tell,
+        ),
+    )
+    print(ran.table())
     return 0
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from solver_plan.execution.offload.adamw import scale, update
+from solver_plan.execution.offload.adamw import Hyperparameters, scale, update
 from solver_plan.execution.offload.arena import Arena
 from solver_plan.execution.offload.device import ComputeDevice
 from solver_plan.execution.offload.lanes import Lanes, Operation
@@ -140,22 +140,17 @@ class HostPass(Pass):
         assert self._gradient_room is not None
         assert self._weight_room is not None
         kept = None if self.undo is None else self._kept(self.undo)
-        scratch: torch.Tensor | None = None
         for piece, slot, _, count in self._parts():
-            given, made = _view(self._gradient_room, piece, slot), _view(self._weight_room, piece, slot)
-            for begin in range(0, piece.end - piece.first, BLOCK):
-                end = min(begin + BLOCK, piece.end - piece.first)
-                at = slot.start + piece.first
-                state = self.layer.state[:, at + begin : at + end]
-                if kept is not None:
-                    kept[:, at + begin - self.first : at + end - self.first].copy_(state)
-                gradient = given[begin:end]
-                if gradient.dtype != torch.float32:
-                    scratch = torch.empty(BLOCK) if scratch is None else scratch
-                    gradient = scratch[: end - begin].copy_(gradient)
-                scale((gradient,), self._factors)
-                update((state[0],), (gradient,), (state[1],), (state[2],), (count,), self.step.values[slot.group])
-                made[begin:end].copy_(state[0])
+            at, size = slot.start + piece.first, piece.end - piece.first
+            update_in_blocks(
+                self.layer.state[:, at : at + size],
+                _view(self._gradient_room, piece, slot),
+                _view(self._weight_room, piece, slot),
+                None if kept is None else kept[:, at - self.first : at - self.first + size],
+                count,
+                self.step.values[slot.group],
+                self._factors,
+            )
 
     def _updated(self) -> None:
         if self._gradient_room is not None:
@@ -206,6 +201,54 @@ class HostPass(Pass):
             if gradient is not None:
                 found.append((piece, self.layer.layer.slots[piece.slot], gradient, self.gradients.steps[piece.slot]))
         return found
+
+
+def update_in_blocks(
+    state: torch.Tensor,
+    gradients: torch.Tensor,
+    weights: torch.Tensor,
+    kept: torch.Tensor | None,
+    count: float,
+    values: Hyperparameters,
+    factors: Sequence[torch.Tensor],
+    *,
+    block: int = BLOCK,
+) -> None:
+    """Update consecutive parameters, block by block.
+
+    Parameters
+    ----------
+    state
+        (3, elements), updated in place.
+    gradients
+        (elements), in the parameter's data type; overwritten.
+    weights
+        (elements), in the parameter's data type; the new ones are written here.
+    kept
+        (3, elements): the state of before is written here; None: it is not kept.
+    count
+        Number of the update, this one included.
+    values
+        Of the parameter group.
+    factors
+        What gradients are multiplied by, one after the other.
+    block
+        Elements at once.
+    """
+    elements = gradients.numel()
+    scratch = None
+    if gradients.dtype != torch.float32:
+        scratch = torch.empty(min(block, elements), device=state.device)
+    for begin in range(0, elements, block):
+        end = min(begin + block, elements)
+        part, gradient = state[:, begin:end], gradients[begin:end]
+        if kept is not None:
+            kept[:, begin:end].copy_(part)
+        if scratch is not None:
+            gradient = scratch[: end - begin].copy_(gradient)
+        scale((gradient,), factors)
+        update((part[0],), (gradient,), (part[1],), (part[2],), (count,), values)
+        weights[begin:end].copy_(part[0])
 
 
 def _view(room: torch.Tensor, piece: Piece, slot: Slot) -> torch.Tensor:

@@ -118,7 +118,7 @@ def bind(
     owners: dict[nn.Parameter, str] = {}
     bound: list[BoundLayer] = []
     for index, described in enumerate(problem.layers):
-        modules, own = _contents(described.name, layers[described.name])
+        modules, own = contents(described.name, layers[described.name])
         new = {label: parameter for label, parameter in own.items() if parameter not in owners}
         owners.update(dict.fromkeys(new.values(), described.name))
         _require_same_size(index, described.name, described.parameters, new)
@@ -205,7 +205,7 @@ def _groups(param_groups: Sequence[Mapping[str, object]]) -> dict[nn.Parameter, 
     return found
 
 
-def _contents(
+def contents(
     layer: str, given: nn.Module | Iterable[nn.Module | nn.Parameter]
 ) -> tuple[tuple[nn.Module, ...], dict[str, nn.Parameter]]:
     """Return the modules of a layer, and its parameters by a name for messages, each once."""
