@@ -81,8 +81,8 @@ class Engine:
             return start_of[operation, layer, chunk]
 
         def ring(parameters: int) -> Arena:
-            wanted = parameters * width + largest  # whatever the padding, two chunks
-            return Arena(device.host_memory(min(most, max(aligned(wanted), 2 * aligned(largest)))))
+            wanted = aligned(parameters * width + pieces * ALIGNMENT)
+            return Arena(device.host_memory(min(most, max(wanted, 2 * aligned(largest)))))
 
         staging = problem.staging_bytes if any(layer.place == "gpu_streamed" for layer in layers) else 0
         streamed = [layer.elements * KEPT * FLOAT_BYTES for layer in layers if layer.place == "gpu_streamed"]

@@ -8,7 +8,7 @@ import torch
 from solver_plan.execution.offload.adamw import Hyperparameters, scale, update
 from solver_plan.execution.offload.arena import Arena
 from solver_plan.execution.offload.device import ComputeDevice
-from solver_plan.execution.offload.lanes import Lanes, Operation
+from solver_plan.execution.offload.lanes import Admission, Lane, Lanes, Operation
 from solver_plan.execution.offload.layers import Chunk, Piece, Slot
 from solver_plan.execution.offload.passes import LayerGradients, Pass, TrainingStep
 from solver_plan.execution.offload.state import FLOAT_BYTES, KEPT, LayerState
@@ -54,8 +54,10 @@ class HostPass(Pass):
 
     def start(self, after: Sequence[Operation] = ()) -> None:
         """Submit copy, update and copy back."""
-        copy = self._operation("d2h", "gradient_copy", self._copy, self._admit_copy)
-        update_ = self._operation("cpu", "update", self._update, self._admit_update, self._updated)
+        copy = self._operation("d2h", "gradient_copy", self._copy, finished=None)
+        copy.admit, copy.needs = self._admit_copy, "gradients"
+        update_ = self._operation("cpu", "update", self._update, finished=self._updated)
+        update_.admit, update_.needs = self._admit_update, "weights"
         back = self._operation("h2d", "weight_copy", self._copy_back, finished=self._copied_back)
         self.last = back
         self.host.lanes.submit(copy, after)
@@ -64,7 +66,8 @@ class HostPass(Pass):
 
     def put_back(self, after: Sequence[Operation]) -> None:
         """Submit putting back the state, and copying its weights."""
-        put = self._operation("cpu", "update", self._put_back, self._take_weight_room, label="undo")
+        put = self._operation("cpu", "update", self._put_back, finished=None, label="undo")
+        put.admit, put.needs = self._take_weight_room, "weights"
         back = self._operation("h2d", "weight_copy", self._copy_back, finished=self._put_back_done, label="undo copy")
         self.host.lanes.submit(put, after)
         self.host.lanes.submit(back, (put,))
@@ -77,30 +80,27 @@ class HostPass(Pass):
 
     def _operation(
         self,
-        lane: str,
+        lane: Lane,
         operation: OperationName,
         run: Callable[[], None],
-        admit: Callable[[], bool] | None = None,
-        finished: Callable[[], None] | None = None,
+        *,
+        finished: Callable[[], None] | None,
         label: str | None = None,
     ) -> Operation:
         name = self.layer.layer.name
-        made = Operation(
-            lane=lane,  # type: ignore[arg-type]
+        return Operation(
+            lane=lane,
             rank=(self.step.number, self.host.planned_start(operation, name, self.chunk.number)),
             label=f"{label or operation} of {name!r} chunk {self.chunk.number}",
             run=run,
             finished=finished,
         )
-        if admit is not None:
-            made.admit = admit
-        return made
 
-    def _admit_copy(self) -> bool:
+    def _admit_copy(self) -> Admission:
         if self.step.dropped:
-            return True
+            return "start"
         self._gradient_room = self.host.gradients.take(self.chunk.size_bytes)
-        return self._gradient_room is not None
+        return "wait_in_order" if self._gradient_room is None else "start"
 
     def _copy(self) -> None:
         room = self._gradient_room
@@ -111,28 +111,29 @@ class HostPass(Pass):
                 view = _view(room, piece, slot)
                 view.copy_(gradient.reshape(-1)[piece.first : piece.end], non_blocking=True)
 
-    def _admit_update(self) -> bool:
+    def _admit_update(self) -> Admission:
         if self.step.dropped:
             self._idle = True
-            return True
-        decided = self.step.factors is not None
-        if not (decided or self.step.speculating) or not self._take_weight_room():
-            return False
-        if decided:
-            assert self.step.factors is not None
+            return "start"
+        if self.step.factors is not None:
             self._factors = self.step.factors
-            return True
+            return self._take_weight_room()
+        if not self.step.speculating:
+            return "wait"
+        self._factors = self.step.unscale
         kept = self.host.undo.take((self.end - self.first) * KEPT * FLOAT_BYTES)
         if kept is None:
-            self._give_back_weight_room()
-            return False
-        self.undo = kept
-        self._factors = self.step.unscale
-        return True
+            return "wait"
+        admission = self._take_weight_room()
+        if admission == "start":
+            self.undo = kept
+        else:
+            self.host.undo.give_back(kept)
+        return admission
 
-    def _take_weight_room(self) -> bool:
+    def _take_weight_room(self) -> Admission:
         self._weight_room = self.host.weights.take(self.chunk.size_bytes)
-        return self._weight_room is not None
+        return "wait_in_order" if self._weight_room is None else "start"
 
     def _update(self) -> None:
         if self._idle:

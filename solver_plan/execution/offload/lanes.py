@@ -1,8 +1,9 @@
 """Threads that carry operations out beside the training loop: one for each copy direction, some for updates.
 
-An operation waits for the operations that it follows, and until it is admitted (there is room, a decision has been
-made). Of those that may start, a thread takes the one with the lowest rank: the plan's order, without idling where the
-plan's order would wait for something that is late.
+An operation waits for the operations that it follows, and until it is admitted: there is room, a decision has been
+made. Of those that may start, a thread takes the one with the lowest rank: the plan's order, without idling where the
+plan's order would wait for something that is late. Room is given in that order: what finds none is not overtaken by
+what needs the same, or large pieces would wait for ever.
 """
 
 import bisect
@@ -22,8 +23,12 @@ Rank = tuple[int, float]
 """Iteration, and planned start in milliseconds."""
 
 
-def _always() -> bool:
-    return True
+Admission = Literal["start", "wait", "wait_in_order"]
+"""`wait`: others may go first; `wait_in_order`: none that needs the same room."""
+
+
+def _at_once() -> Admission:
+    return "start"
 
 
 @dataclass(eq=False)
@@ -36,8 +41,10 @@ class Operation:
     """What and of which layer, for messages and the record of what ran."""
     run: Callable[[], None]
     """Does it; ends when it is done, on the device too."""
-    admit: Callable[[], bool] = _always
+    admit: Callable[[], Admission] = _at_once
     """Asked with the lock held before it starts; takes the room that the operation needs."""
+    needs: str = ""
+    """Names that room."""
     finished: Callable[[], None] | None = None
     """Called with the lock held when it has ended."""
     waits_for: int = 0
@@ -58,7 +65,9 @@ class Lanes:
 
     def __init__(self, threads: Mapping[Lane, int], prepare: Callable[[], None] = lambda: None) -> None:
         self.lock = threading.RLock()
-        self._changed = threading.Condition(self.lock)
+        self._waiting = threading.Condition(self.lock)
+        """Of the training loop."""
+        self._work_there = {lane: threading.Condition(self.lock) for lane in threads}
         self._ready: dict[Lane, list[tuple[Rank, int, Operation]]] = {lane: [] for lane in threads}
         self._serial = itertools.count()
         self._stopped = False
@@ -89,14 +98,17 @@ class Lanes:
         return operation
 
     def changed(self) -> None:
-        """Say that something which operations wait for has changed."""
+        """Say that something which operations wait for has changed. Wakes only those that may have something to do."""
         with self.lock:
-            self._changed.notify_all()
+            for lane, ready in self._ready.items():
+                if ready:
+                    self._work_there[lane].notify_all()
+            self._waiting.notify_all()
 
     def wait(self, until: Callable[[], bool]) -> None:
         """Wait in the training loop's thread. Raises what went wrong in a lane."""
         with self.lock:
-            self._changed.wait_for(lambda: self.failure is not None or self._stopped or until())
+            self._waiting.wait_for(lambda: self.failure is not None or self._stopped or until())
             self.raise_failure()
             if self._stopped and not until():
                 raise RunFailedError("the optimizer was closed while updates were under way; make a new one")
@@ -113,14 +125,15 @@ class Lanes:
         """End the threads; what is queued is dropped."""
         with self.lock:
             self._stopped = True
-            self._changed.notify_all()
+            for condition in (self._waiting, *self._work_there.values()):
+                condition.notify_all()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
 
     def _queue(self, operation: Operation) -> None:
         bisect.insort(self._ready[operation.lane], (operation.rank, next(self._serial), operation))
-        self._changed.notify_all()
+        self._work_there[operation.lane].notify()
 
     def _work(self, lane: Lane) -> None:
         torch.set_num_threads(1)  # of this thread's kernels: threads of theirs would get in each other's way
@@ -129,34 +142,38 @@ class Lanes:
             while (operation := self._next(lane)) is not None:
                 self._carry_out(operation)
         except BaseException as error:  # to the training loop, which raises it
-            with self.lock:
-                if self.failure is None:
-                    self.failure, self.failed_at = error, f"lane {lane}"
-                self._changed.notify_all()
+            self._fail(error, f"lane {lane}")
 
     def _next(self, lane: Lane) -> Operation | None:
         """Wait for an operation that may start; None: there is no more."""
         with self.lock:
             while not self._stopped:
-                ready = self._ready[lane]
-                if self.failure is None:
-                    for index, (_, _, operation) in enumerate(ready):
-                        if operation.admit():
-                            del ready[index]
-                            if self.record is not None:
-                                self.record.append(operation.label)
-                            return operation
-                self._changed.wait()
+                operation = None if self.failure is not None else self._admitted(self._ready[lane])
+                if operation is not None:
+                    return operation
+                self._work_there[lane].wait()
             return None
+
+    def _admitted(self, ready: list[tuple[Rank, int, Operation]]) -> Operation | None:
+        full: set[str] = set()
+        for index, (_, _, operation) in enumerate(ready):
+            if operation.needs in full:
+                continue
+            admission = operation.admit()
+            if admission == "start":
+                del ready[index]
+                if self.record is not None:
+                    self.record.append(operation.label)
+                return operation
+            if admission == "wait_in_order":
+                full.add(operation.needs)
+        return None
 
     def _carry_out(self, operation: Operation) -> None:
         try:
             operation.run()
         except BaseException as error:
-            with self.lock:
-                if self.failure is None:
-                    self.failure, self.failed_at = error, operation.label
-                self._changed.notify_all()
+            self._fail(error, operation.label)
             return
         with self.lock:
             operation.done = True
@@ -166,4 +183,10 @@ class Lanes:
                 follower.waits_for -= 1
                 if follower.waits_for == 0:
                     self._queue(follower)
-            self._changed.notify_all()
+            self.changed()
+
+    def _fail(self, error: BaseException, at: str) -> None:
+        with self.lock:
+            if self.failure is None:
+                self.failure, self.failed_at = error, at
+            self._waiting.notify_all()

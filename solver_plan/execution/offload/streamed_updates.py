@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from solver_plan.execution.offload.host_updates import Host
-from solver_plan.execution.offload.lanes import Lane, Operation
+from solver_plan.execution.offload.lanes import Admission, Lane, Operation
 from solver_plan.execution.offload.passes import LayerGradients, Pass, TrainingStep
 from solver_plan.execution.offload.state import FLOAT_BYTES, KEPT, LayerState, update_on_device
 from solver_plan.offload.plan import OperationName
@@ -43,6 +43,7 @@ class Staging:
                 label=f"state_copy_in of {name!r}",
                 run=self._bring,
                 admit=self._admit,
+                needs="staging",
                 finished=self._brought,
             )
             self._unwanted = False
@@ -58,11 +59,11 @@ class Staging:
             self._room = None
             self.copy_in = None
 
-    def _admit(self) -> bool:
+    def _admit(self) -> Admission:
         if self._unwanted:
-            return True
+            return "start"
         self._room = self.host.staging.take(self.size_bytes)
-        return self._room is not None
+        return "wait_in_order" if self._room is None else "start"
 
     def _bring(self) -> None:
         if self._room is not None:
@@ -98,7 +99,8 @@ class StreamedPass(Pass):
 
     def start(self, after: Sequence[Operation] = ()) -> None:
         """Submit update and copy out, behind the copy in."""
-        update = self._operation("gpu", "update", self._update, self._admit_update)
+        update = self._operation("gpu", "update", self._update)
+        update.admit = self._admit_update
         out = self._operation("d2h", "state_copy_out", self._copy_out, finished=self._copied_out)
         self.last = out
         with self.host.lanes.lock:
@@ -128,35 +130,32 @@ class StreamedPass(Pass):
         lane: Lane,
         operation: OperationName,
         run: Callable[[], None],
-        admit: Callable[[], bool] | None = None,
+        *,
         finished: Callable[[], None] | None = None,
         label: str | None = None,
     ) -> Operation:
         name = self.layer.layer.name
         planned = "update" if operation == "weight_copy" else operation
-        made = Operation(
+        return Operation(
             lane=lane,
             rank=(self.step.number, self.host.planned_start(planned, name, 0)),
             label=f"{label or operation} of {name!r}",
             run=run,
             finished=finished,
         )
-        if admit is not None:
-            made.admit = admit
-        return made
 
-    def _admit_update(self) -> bool:
+    def _admit_update(self) -> Admission:
         if self.step.dropped:
             self._idle = True
         elif self.step.factors is not None:
             self._factors = self.step.factors
         else:
-            if not self.step.speculating:
-                return False
-            self.undo = self.host.undo.take(self.staging.size_bytes)
+            if self.step.speculating:
+                self.undo = self.host.undo.take(self.staging.size_bytes)
+            if self.undo is None:
+                return "wait"
             self._factors = self.step.unscale
-            return self.undo is not None
-        return True
+        return "start"
 
     def _update(self) -> None:
         if self._idle:

@@ -251,7 +251,7 @@ def test_an_exception_in_a_worker_surfaces_at_the_next_call(call: str, monkeypat
     loss_of(model, batch(1)).backward()
     lanes = optimizer._engine.lanes
     with lanes.lock:
-        lanes._changed.wait_for(lambda: lanes.failure is not None)
+        lanes._waiting.wait_for(lambda: lanes.failure is not None)
     # until a new optimizer is made, every call says so, and which layers are not whole
     for _ in range(2):
         with pytest.raises(

@@ -1,5 +1,6 @@
 """Room on the host: what the timeline asks for, what is taken, and how pieces of it are given out."""
 
+import dataclasses
 import random
 
 import pytest
@@ -8,7 +9,11 @@ import torch
 from solver_plan.execution.offload.arena import Arena
 from solver_plan.execution.offload.clipping import HISTORY, Speculation
 from solver_plan.execution.offload.layers import LANES, bind, cut
+from solver_plan.execution.offload.optimizer import OffloadOptimizer
 from solver_plan.execution.offload.rooms import most_held, planned_rooms
+from solver_plan.execution.offload.training import planned_host_bytes
+from solver_plan.offload.plan import Place
+from solver_plan.offload.problem import BytesPerParameter
 from tests.execution.offload.offload_models import plan_of, problem_of, unequal
 
 
@@ -97,3 +102,19 @@ def test_speculation_stops_where_it_is_often_wrong_and_starts_again() -> None:
     for _ in range(HISTORY):
         speculation.record(False)
     assert speculation.on
+
+
+@pytest.mark.parametrize("places", [("cpu",), ("gpu", "cpu", "gpu_streamed", "cpu")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_host_memory_is_what_the_plan_says(places: tuple[Place, ...], dtype: torch.dtype) -> None:
+    layers = {f"layer{index}": torch.nn.Linear(300, 700).to(dtype) for index in range(5)}
+    parameters = [parameter for layer in layers.values() for parameter in layer.parameters()]
+    described = problem_of(layers)
+    width = parameters[0].element_size()
+    problem = dataclasses.replace(
+        described, bytes_per_parameter=BytesPerParameter(gradient=width, weight=width, optimizer_state=12)
+    )
+    plan = plan_of(problem, *places)
+    optimizer = OffloadOptimizer(parameters, problem=problem, plan=plan, layers=layers)
+    assert optimizer.report().host_bytes == pytest.approx(planned_host_bytes(problem, plan), rel=0.05)
+    optimizer.close()
