@@ -32,7 +32,8 @@ import solver_plan
 from solver_plan.execution.offload.adamw import Hyperparameters
 from solver_plan.execution.offload.host_updates import update_in_blocks
 from solver_plan.execution.offload.layers import LANES
-from solver_plan.execution.offload.optimizer import OffloadOptimizer, OffloadReport
+from solver_plan.execution.offload.optimizer import OffloadOptimizer
+from solver_plan.execution.offload.steps import OffloadReport
 from solver_plan.execution.offload.training import planned_host_bytes
 from solver_plan.offload.plan import OffloadPlan
 from solver_plan.offload.problem import OffloadProblem

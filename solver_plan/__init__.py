@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from solver_plan.api import check, plan, show, show_html, simulate
     from solver_plan.documents import digest_of, write_document
     from solver_plan.execution.compile import compile_plan
+    from solver_plan.execution.offload.optimizer import OffloadOptimizer
     from solver_plan.execution.program import read_program
     from solver_plan.execution.run import Training, run
     from solver_plan.kinds import read_plan, read_problem
@@ -18,15 +19,19 @@ if TYPE_CHECKING:
     from solver_plan.profiles.analytic import profile
     from solver_plan.profiles.cluster import read_cluster
     from solver_plan.profiles.loading import load_description
+    from solver_plan.profiles.measured import measure_host, measure_offload
     from solver_plan.solving.progress import terminal_progress
 
 _ROOMS = {
+    "OffloadOptimizer": "solver_plan.execution.offload.optimizer",
     "Training": "solver_plan.execution.run",
     "check": "solver_plan.api",
     "compile_plan": "solver_plan.execution.compile",
     "digest_of": "solver_plan.documents",
     "import_aceso": "solver_plan.profiles.aceso",
     "load_description": "solver_plan.profiles.loading",
+    "measure_host": "solver_plan.profiles.measured",
+    "measure_offload": "solver_plan.profiles.measured",
     "plan": "solver_plan.api",
     "profile": "solver_plan.profiles.analytic",
     "read_cluster": "solver_plan.profiles.cluster",
@@ -42,12 +47,15 @@ _ROOMS = {
 }
 
 __all__ = [
+    "OffloadOptimizer",
     "Training",
     "check",
     "compile_plan",
     "digest_of",
     "import_aceso",
     "load_description",
+    "measure_host",
+    "measure_offload",
     "plan",
     "profile",
     "read_cluster",

@@ -42,6 +42,11 @@ class LayerState:
             if (master := self.master(slot)) is not slot.weights:
                 master.copy_(slot.weights)
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether weights and state are whole, and stay so until the next step is decided."""
+        return all(each.at_rest for each in self.open)
+
     def master(self, slot: Slot) -> torch.Tensor:
         """Return a parameter's master weights, flat."""
         if self.on_device and slot.weights.dtype == torch.float32:

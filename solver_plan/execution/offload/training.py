@@ -13,8 +13,9 @@ from torch import nn
 from solver_plan.errors import InputError, NotExecutableError
 from solver_plan.execution.model import Batch, Model, Values, as_tuple, build_layer
 from solver_plan.execution.offload.engine import default_workers
-from solver_plan.execution.offload.optimizer import OffloadOptimizer, OffloadReport
+from solver_plan.execution.offload.optimizer import OffloadOptimizer
 from solver_plan.execution.offload.rooms import planned_rooms
+from solver_plan.execution.offload.steps import OffloadReport
 from solver_plan.execution.stage import tie
 from solver_plan.offload.plan import OffloadPlan
 from solver_plan.offload.problem import OffloadProblem

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from solver_plan.errors import InputError
-from solver_plan.execution.offload.optimizer import MASTER, OffloadOptimizer
+from solver_plan.execution.offload.optimizer import OffloadOptimizer
+from solver_plan.execution.offload.saved_state import MASTER
 from solver_plan.offload.plan import Place
 from tests.execution.offload.offload_models import (
     MIXED,
