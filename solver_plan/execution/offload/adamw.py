@@ -68,7 +68,7 @@ def update(
         list(exp_avgs),
         list(exp_avg_sqs),
         [],
-        [torch.full((), step, device=device) for step in steps],
+        [torch.full((), step, dtype=torch.float32, device=device) for step in steps],
         lr=values.lr,
         beta1=values.beta1,
         beta2=values.beta2,

@@ -24,7 +24,7 @@ def norms_of(gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def total_norm(norms: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the norm of all gradients, on the CPU; waits for the device."""
     if not norms:
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32, device="cpu")
     total: torch.Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0)
     return total.cpu()
 

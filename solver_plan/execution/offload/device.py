@@ -66,7 +66,7 @@ class CpuDevice(ComputeDevice):
 
     def host_memory(self, size: int) -> torch.Tensor:
         """Return plain memory: nothing is pinned without a device."""
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 class CudaDevice(ComputeDevice):
@@ -115,7 +115,7 @@ def pinned_or_plain(device: ComputeDevice, size: int) -> torch.Tensor:
     """Return pinned memory; where the system refuses, plain memory, and `device.pinned` turns False."""
     if device.pinned and size:
         try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         except RuntimeError as error:
             device.pinned = False
             _LOG.warning(
@@ -124,7 +124,7 @@ def pinned_or_plain(device: ComputeDevice, size: int) -> torch.Tensor:
                 size,
                 " ".join(str(error).split())[:200],
             )
-    return torch.empty(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def compute_device(device: torch.device) -> ComputeDevice:

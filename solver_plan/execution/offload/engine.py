@@ -85,14 +85,15 @@ class Engine:
             return Arena(device.host_memory(min(most, max(wanted, 2 * aligned(largest)))))
 
         staging = problem.staging_bytes if any(layer.place == "gpu_streamed" for layer in layers) else 0
-        streamed = [layer.elements * KEPT * FLOAT_BYTES for layer in layers if layer.place == "gpu_streamed"]
+        streamed = [layer for layer in layers if layer.place == "gpu_streamed"]
+        padding = sum(aligned(KEPT * FLOAT_BYTES * LANES * len(layer.slots)) for layer in streamed)
         self.host = Host(
             lanes=Lanes(_threads(workers, bool(streamed)), device.enter_lane),
             device=device,
             gradients=ring(rooms.gradients),
             weights=ring(rooms.weights),
             undo=Arena(_plain(undo_bytes)),
-            staging=Arena(device.device_memory(max(staging, max(map(aligned, streamed), default=0)))),
+            staging=Arena(device.device_memory(staging + padding)),
             planned_start=planned_start,
         )
         self.lanes = self.host.lanes
@@ -128,13 +129,15 @@ class Engine:
         assert step.factors is not None
         update_on_device(layer, layer.state, gradients, step.values, step.factors)
 
-    def withdraw(self, step: TrainingStep) -> None:
-        """Undo what has speculated in a step, and let nothing more speculate."""
+    def withdraw(self, step: TrainingStep) -> bool:
+        """Undo what has speculated in a step, let nothing more speculate, and return whether there was anything."""
         with self.lanes.lock:
             step.speculating = False
-            for each in step.passes:
+            speculated = [each for each in step.passes if each.undo is not None]
+            for each in speculated:
                 each.withdraw()
             self.lanes.changed()
+        return bool(speculated)
 
     def decided(self, step: TrainingStep) -> None:
         """Go on with a step whose factors are known, or that is dropped."""
@@ -197,4 +200,4 @@ def _threads(workers: int, streamed: bool) -> dict[Lane, int]:
 
 
 def _plain(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")

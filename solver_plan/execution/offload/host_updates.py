@@ -239,7 +239,7 @@ def update_in_blocks(
     elements = gradients.numel()
     scratch = None
     if gradients.dtype != torch.float32:
-        scratch = torch.empty(min(block, elements), device=state.device)
+        scratch = torch.empty(min(block, elements), dtype=torch.float32, device=state.device)
     for begin in range(0, elements, block):
         end = min(begin + block, elements)
         part, gradient = state[:, begin:end], gradients[begin:end]

@@ -60,11 +60,6 @@ class TrainingStep:
         """Whether updates need not speculate any more."""
         return self.dropped or self.factors is not None
 
-    @property
-    def speculated(self) -> bool:
-        """Whether any update has started without knowing the factors."""
-        return any(each.undo is not None for each in self.passes)
-
 
 class Pass(ABC):
     """An update of one part of a layer."""

@@ -80,7 +80,9 @@ class Steps:
         self.current: TrainingStep | None = None
         self.number = 0
         slots = [slot for layer in engine.layers for slot in layer.layer.slots]
-        self.counts: dict[Slot, torch.Tensor] = {slot: torch.zeros(()) for slot in slots}
+        self.counts: dict[Slot, torch.Tensor] = {
+            slot: torch.zeros((), dtype=torch.float32, device="cpu") for slot in slots
+        }
         """Updates of each parameter so far."""
         self.arrivals: dict[LayerState, Arrivals] = {}
         self._norms: dict[LayerState, list[torch.Tensor]] = {}
@@ -130,7 +132,7 @@ class Steps:
         if not self.may_undo:
             return None
         total = total_norm([norm for layer in self.engine.layers for norm in self._norms.get(layer, ())])
-        return total if self.loss_scale == 1.0 else total * torch.tensor(1.0 / self.loss_scale)
+        return total if self.loss_scale == 1.0 else total * _on_host(1.0 / self.loss_scale)
 
     def close(self, step: TrainingStep, *, skipped: bool, factor: torch.Tensor | None) -> None:
         """Decide a step, and make ready for the next.
@@ -145,10 +147,8 @@ class Steps:
             What gradients are multiplied by; None: nothing.
         """
         wrong = skipped or factor is not None
-        undone = wrong and step.speculated
         waited = self.may_undo and not self.speculation.on
-        if wrong:
-            self.engine.withdraw(step)
+        undone = wrong and self.engine.withdraw(step)
         if skipped:
             step.dropped = True
         elif step.factors is None:
@@ -215,7 +215,7 @@ class Steps:
         self.report = replace(self.report, exposed_s=self.report.exposed_s + time.perf_counter() - began)
 
     def _begin(self) -> TrainingStep:
-        unscale = () if self.loss_scale == 1.0 else (torch.tensor(1.0 / self.loss_scale),)
+        unscale = () if self.loss_scale == 1.0 else (_on_host(1.0 / self.loss_scale),)
         self.current = TrainingStep(
             number=self.number,
             values=self.values(),
@@ -232,3 +232,7 @@ class Steps:
         for layer in self.engine.layers:
             count = len(layer.layer.slots)
             self.arrivals[layer] = Arrivals(counts=[0] * count, missing=count)
+
+
+def _on_host(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32, device="cpu")

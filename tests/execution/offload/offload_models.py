@@ -186,13 +186,24 @@ def train(
     numbers: range,
     *,
     accumulation: int = 1,
+    speculated: bool = False,
     loss: Callable[[nn.Module, torch.Tensor], torch.Tensor] = loss_of,
 ) -> None:
     for number in numbers:
         for micro in range(accumulation):
             loss(model, batch(number * accumulation + micro)).backward()
+        if speculated:
+            until_speculated(optimizer)
         optimizer.step()
     optimizer.synchronize()
+
+
+def until_speculated(optimizer: OffloadOptimizer) -> None:
+    """Wait until an update has been done before the step was decided, if the step speculates."""
+    step = optimizer._steps.current
+    assert step is not None
+    if step.speculating:
+        optimizer._engine.lanes.wait(lambda: any(each.phase == "done" for each in step.passes))
 
 
 def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
