@@ -198,7 +198,8 @@ def measure_offload(
         As in `OffloadProblem`.
     clip_gradients
         True: plan for updates that wait for the norm. False: for updates that speculate that gradients are not clipped,
-        which are undone where they are; faster where that is rare.
+        which are undone where they are; the state of before is kept for that, which costs the CPU about as much as the
+        update. Plan both ways where the CPU is the bottleneck.
     host
         From `measure_host`; None: measured now.
 
@@ -216,7 +217,7 @@ def measure_offload(
     width = max(parameter.element_size() for parameter in everything)
     if host is None:
         widest = max(everything, key=lambda parameter: parameter.element_size())
-        host = measure_host(everything[0].device, dtype=widest.dtype)
+        host = measure_host(everything[0].device, dtype=widest.dtype, speculate=not clip_gradients)
     return OffloadProblem(
         layers=tuple(
             Layer(

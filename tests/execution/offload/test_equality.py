@@ -1,5 +1,6 @@
 """Training with `OffloadOptimizer` gives, bit for bit, the parameters of `torch.optim.AdamW` and `clip_grad_norm_`."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -36,9 +37,10 @@ def optimizer_of(
     )
 
 
-def norm_quantile(model: Gpt, accumulation: int, share: float) -> float:
+@functools.cache
+def norm_quantile(make: Callable[[], Gpt], accumulation: int, share: float) -> float:
     """Return a norm that this share of the steps exceeds when nothing is clipped."""
-    unclipped = Reference(model, max_norm=1e9, accumulation=accumulation, lr=3e-2)
+    unclipped = Reference(make(), max_norm=1e9, accumulation=accumulation, lr=3e-2)
     norms = []
     for number in range(STEPS):
         unclipped.step(number)
@@ -58,7 +60,7 @@ def test_parameters_after_20_steps_are_the_same(
     make: Callable[[], Gpt], places: tuple[Place, ...], accumulation: int, clipping: str
 ) -> None:
     model, share = make(), CLIPPING[clipping]
-    max_norm = None if share is None else 0.5 if share == 1.0 else norm_quantile(model, accumulation, share)
+    max_norm = None if share is None else 0.5 if share == 1.0 else norm_quantile(make, accumulation, share)
     reference = Reference(model, max_norm=max_norm, accumulation=accumulation, lr=3e-2)
     optimizer = optimizer_of(model, places, accumulation=accumulation, max_norm=max_norm, lr=3e-2)
     train(model, optimizer, range(STEPS), accumulation=accumulation, speculated=True)
