@@ -189,6 +189,11 @@ class OffloadOptimizer(torch.optim.Optimizer):
         if step is None:
             return loss
         total = self._steps.total_norm()
+        if total is None and (self.max_norm is not None or self.skip_nonfinite):
+            raise InputError(
+                f"max_norm: found {self.max_norm}, skip_nonfinite: found {self.skip_nonfinite}, set after the optimizer "
+                "was made without either, when nothing was kept for undoing; give them when making it"
+            )
         factor = clip_factor(total, self.max_norm) if total is not None and self.max_norm is not None else None
         self.skipped = self.skip_nonfinite and total is not None and not bool(torch.isfinite(total))
         if self._values() != step.values:
@@ -234,10 +239,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         return replace(self._steps.report, host_bytes=engine.host_bytes, pinned=engine.device.pinned)
 
     def close(self) -> None:
-        """Wait for updates, end the threads and remove the hooks. The state stays readable."""
+        """Wait for updates, take back a step that is not decided, end the threads, and remove the hooks."""
         if self._engine.lanes.failure is None:
-            self.zero_grad()
-            self.synchronize()
+            self._steps.abandon()
+            self._steps.wait_whole()
         for handle in self._handles:
             handle.remove()
         self._engine.lanes.stop()

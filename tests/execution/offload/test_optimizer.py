@@ -327,7 +327,13 @@ def test_nothing_is_kept_for_undoing_where_nothing_can_be_undone() -> None:
     for call in (optimizer.zero_grad, optimizer.state_dict):
         with pytest.raises(InputError, match=r"between backward and step\(\), when layers .* are updated already"):
             call()
+    optimizer.max_norm = 1.0
+    with pytest.raises(InputError, match=r"max_norm: found 1.0, .* set after the optimizer was made without either"):
+        optimizer.step()
+    optimizer.max_norm = None
     optimizer.step()
+    loss_of(model, batch(10)).backward()
+    optimizer.close()
 
 
 @pytest.mark.parametrize("undo_bytes", [0, 5000])
