@@ -191,8 +191,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
         total = self._steps.total_norm()
         if total is None and (self.max_norm is not None or self.skip_nonfinite):
             raise InputError(
-                f"max_norm: found {self.max_norm}, skip_nonfinite: found {self.skip_nonfinite}, set after the optimizer "
-                "was made without either, when nothing was kept for undoing; give them when making it"
+                f"max_norm: found {self.max_norm}, skip_nonfinite: found {self.skip_nonfinite}, set after the "
+                "optimizer was made without either, when nothing is kept for undoing; give them when making it"
             )
         factor = clip_factor(total, self.max_norm) if total is not None and self.max_norm is not None else None
         self.skipped = self.skip_nonfinite and total is not None and not bool(torch.isfinite(total))
