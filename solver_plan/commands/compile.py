@@ -4,6 +4,7 @@ import argparse
 import sys
 
 from solver_plan.commands.verb import Verb, add_out, require_writable, write_out
+from solver_plan.errors import DocumentError, InputError
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,15 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.program import describe
 
     require_writable(arguments.out)
-    program = compile_plan(*read_problem_and_plan(arguments.problem, arguments.plan))
+    try:
+        documents = read_problem_and_plan(arguments.problem, arguments.plan)
+    except DocumentError as error:
+        if error.place == "kind" and "offload" in error.found:
+            raise InputError(
+                "compile: an offload plan is carried out as it is; leave this out: solver-plan run"
+            ) from None
+        raise
+    program = compile_plan(*documents)
     write_out(program, arguments.out)
     print(describe(program), file=sys.stderr)
     if arguments.dry_run is not None:

@@ -24,6 +24,7 @@ from solver_plan.execution.offload.host_updates import update_in_blocks
 from solver_plan.execution.offload.layers import LayerModules, contents
 from solver_plan.execution.offload.state import FLOAT_BYTES, KEPT
 from solver_plan.offload.problem import BytesPerParameter, Layer, OffloadProblem, Rates
+from solver_plan.profiles.cluster import ClusterDescription, Host
 
 UPDATED_PARAMETERS = 1 << 22
 """Of each thread: far more than caches hold."""
@@ -36,6 +37,8 @@ class HostRates:
     """What a machine was measured to do."""
 
     device: str
+    emulated: bool
+    """The CPU was in the place of the device."""
     workers: int
     """Threads that updated on the CPU."""
     cpu_update_parameters_per_s: float
@@ -117,6 +120,7 @@ def measure_host(
     both = _copies_s(compute, copied_bytes, repetitions, (True, False))
     return HostRates(
         device=_device_name(device),
+        emulated=device.type == "cpu",
         workers=workers,
         cpu_update_parameters_per_s=workers
         * parameters
@@ -239,10 +243,26 @@ def measure_offload(
     )
 
 
-def with_host_rates(problem: OffloadProblem, host: HostRates) -> OffloadProblem:
-    """Return a problem with measured rates."""
+def with_measured_host(cluster: ClusterDescription, host: HostRates) -> ClusterDescription:
+    """Return a cluster whose host is this machine's."""
+    rates = host.rates
+    return replace(
+        cluster,
+        host=Host(
+            cpu_update_parameters_per_s=rates.cpu_update_parameters_per_s,
+            d2h_bytes_per_s=rates.d2h_bytes_per_s,
+            h2d_bytes_per_s=rates.h2d_bytes_per_s,
+        ),
+    )
+
+
+def with_measured_rates(problem: OffloadProblem, host: HostRates) -> OffloadProblem:
+    """Return a problem with measured rates; the device's update stays as described where no device was there."""
+    rates = host.rates
+    if host.emulated:
+        rates = replace(rates, gpu_update_parameters_per_s=problem.rates.gpu_update_parameters_per_s)
     provenance = {**(problem.provenance or {}), "rates": "measured", "device": host.device, "workers": host.workers}
-    return replace(problem, rates=host.rates, provenance=provenance)
+    return replace(problem, rates=rates, provenance=provenance)
 
 
 def _own_parameters(layers: LayerModules) -> Mapping[str, Sequence[nn.Parameter]]:

@@ -86,6 +86,7 @@ def test_profile_plan_and_run_commands(run: Run, monkeypatch: pytest.MonkeyPatch
     problem, plan = str(tmp_path / "problem.json"), str(tmp_path / "plan.json")
     rates = HostRates(
         device="a device",
+        emulated=False,
         workers=3,
         cpu_update_parameters_per_s=1e8,
         gpu_update_parameters_per_s=2e8,
@@ -94,7 +95,7 @@ def test_profile_plan_and_run_commands(run: Run, monkeypatch: pytest.MonkeyPatch
         both_d2h_bytes_per_s=5e8,
         both_h2d_bytes_per_s=6e8,
     )
-    monkeypatch.setattr("solver_plan.profiles.measured.measure_host", lambda: rates)
+    monkeypatch.setattr("solver_plan.profiles.measured.measure_host", lambda speculate: rates)
     words = ["profile", MODEL, "--cluster", "a100_8x80gb", "--global-batch", "2", "--out", problem]
     code, _, err = run(*words, "--measure-host")
     assert code == 2
@@ -106,6 +107,9 @@ def test_profile_plan_and_run_commands(run: Run, monkeypatch: pytest.MonkeyPatch
     assert isinstance(found, OffloadProblem)
     assert found.rates == rates.rates
     assert found.rates.d2h_bytes_per_s == 5e8
+    code, _, err = run("compile", problem, problem, "--out", plan)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "an offload plan is carried out as it is" in err
     assert run("plan", problem, "--out", plan, "--heuristic", "prefix")[0] == 0
     code, out, err = run(
         "run", problem, plan, "--steps", "2", "--model", MODEL, "--max-norm", "1", "--micro-batch", "2"
