@@ -143,9 +143,10 @@ class Engine:
         """Go on with a step whose factors are known, or that is dropped."""
         with self.lanes.lock:
             step.closed = True
-            for each in step.passes:
+            passes = tuple(step.passes)
+            for each in passes:
                 each.decide()
-            busy = {each.layer for each in step.passes}
+            busy = {each.layer for each in passes}
             for layer, staging in self._staging.items():
                 if layer not in busy:  # its room may be needed by those that are updated
                     staging.release()

@@ -35,6 +35,9 @@ class LayerGradients:
     """Number of each parameter's update, this one included."""
 
 
+NO_GRADIENTS = LayerGradients((), None, ())
+
+
 @dataclass(eq=False)
 class TrainingStep:
     """What is decided once for all layers in a step."""
@@ -51,7 +54,8 @@ class TrainingStep:
     """Decided: nothing is updated."""
     closed: bool = False
     """All gradients have come."""
-    passes: list["Pass"] = field(default_factory=list)
+    passes: set["Pass"] = field(default_factory=set)
+    """Updates under way."""
     resident: list[tuple[LayerState, LayerGradients]] = field(default_factory=list)
     """Layers updated on the device when the step is decided."""
 
@@ -73,7 +77,7 @@ class Pass(ABC):
         self.phase: Phase = "going"
         self.last: Operation | None = None
         """Ends the pass."""
-        step.passes.append(self)
+        step.passes.add(self)
         layer.open.add(self)
 
     @property
@@ -130,6 +134,8 @@ class Pass(ABC):
         self.phase = "settled"
         self.release()
         self.layer.open.discard(self)
+        self.step.passes.discard(self)
+        self.gradients = NO_GRADIENTS  # their memory is free at once: nothing waits for a collection of garbage
 
     def _go_on(self) -> None:
         self.phase = "going"

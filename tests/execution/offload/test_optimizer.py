@@ -1,7 +1,9 @@
 """What a training script does with `OffloadOptimizer` besides stepping: state, schedules, groups, types, odd steps."""
 
 import copy
+import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -425,6 +427,27 @@ def test_weights_that_a_user_writes_are_taken_over() -> None:
     for number in range(2, 4):
         reference.step(number)
     assert_same_weights(model, reference.model)
+
+
+@pytest.mark.parametrize("places", [("cpu",), MIXED])
+def test_gradients_are_free_when_a_step_is_done(places: tuple[Place, ...]) -> None:
+    model = unequal()
+    found: list[weakref.ref[torch.Tensor]] = []
+
+    def keep(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        found.append(weakref.ref(parameter.grad))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(keep)
+    optimizer = make_optimizer(model, places, max_norm=1.0)
+    gc.disable()  # a device's memory does not wait for it
+    try:
+        train(model, optimizer, range(2), speculated=True)
+        assert len(found) == 2 * len(list(model.parameters()))
+        assert [reference() for reference in found] == [None] * len(found)
+    finally:
+        gc.enable()
 
 
 def test_closing_ends_the_threads_and_the_hooks() -> None:
