@@ -258,7 +258,9 @@ def compute_ms(case: Case, steps: int) -> float:
 
 
 @contextmanager
-def planned_way(case: Case, problem: OffloadProblem, plan: OffloadPlan, workers: int) -> Iterator[OffloadOptimizer]:
+def planned_way(
+    case: Case, problem: OffloadProblem, plan: OffloadPlan, workers: int, undo: bool
+) -> Iterator[OffloadOptimizer]:
     """Give the optimizer that carries the plan out."""
     optimizer = OffloadOptimizer(
         case.model.parameters(),
@@ -266,7 +268,8 @@ def planned_way(case: Case, problem: OffloadProblem, plan: OffloadPlan, workers:
         plan=plan,
         layers=case.layers,
         lr=LR,
-        max_norm=MAX_NORM,
+        max_norm=MAX_NORM if undo else None,
+        skip_nonfinite=undo,
         workers=workers,
     )
     try:
@@ -275,7 +278,7 @@ def planned_way(case: Case, problem: OffloadProblem, plan: OffloadPlan, workers:
         optimizer.close()
 
 
-def difference(case: Case, problem: OffloadProblem, plan: OffloadPlan, workers: int, steps: int) -> float:
+def difference(case: Case, problem: OffloadProblem, plan: OffloadPlan, workers: int, steps: int, undo: bool) -> float:
     """Train some steps and return the largest relative difference from `torch.optim.AdamW` on the same gradients."""
     before = copy.deepcopy(case.model.state_dict())
     parameters = list(case.model.parameters())
@@ -293,7 +296,7 @@ def difference(case: Case, problem: OffloadProblem, plan: OffloadPlan, workers: 
         parameter.register_post_accumulate_grad_hook(keep(master))  # type: ignore[no-untyped-call]
         for parameter, master in zip(parameters, masters, strict=True)
     ]
-    with planned_way(case, problem, plan, workers) as optimizer:
+    with planned_way(case, problem, plan, workers, undo) as optimizer:
         for _ in range(steps):
             case.micro_step()
             nn.utils.clip_grad_norm_(masters, MAX_NORM)
@@ -330,7 +333,7 @@ def _period_ms(step: Callable[[], None], steps: int) -> float:
     return statistics.median(times)
 
 
-def measured(case: Case, host: HostRates, steps: int, rounds: int, room: float) -> Found:
+def measured(case: Case, host: HostRates, steps: int, rounds: int, room: float, undo: bool) -> Found:
     """Measure, plan and train a case; rounds of all ways in turn, of which the fastest of each counts.
 
     Other work on the machine only ever adds time; so the least of a few medians is nearest to an idle machine.
@@ -341,12 +344,12 @@ def measured(case: Case, host: HostRates, steps: int, rounds: int, room: float) 
     )
     plan = solver_plan.plan(problem, time_limit_s=5.0)
     assert isinstance(plan, OffloadPlan)
-    found = difference(case, problem, plan, host.workers, 3)
+    found = difference(case, problem, plan, host.workers, 3, undo)
     periods: list[tuple[float, float, float, float]] = []
     for _ in range(rounds):
         compute, serial = compute_ms(case, steps), serial_ms(case, host.workers, steps)
         inline = inline_ms(case, host.workers, steps)
-        with planned_way(case, problem, plan, host.workers) as optimizer:
+        with planned_way(case, problem, plan, host.workers, undo) as optimizer:
             periods.append((compute, serial, inline, offload_ms(case, optimizer, steps)))
             report = optimizer.report()
     return Found(
@@ -358,7 +361,7 @@ def measured(case: Case, host: HostRates, steps: int, rounds: int, room: float) 
         inline_ms=min(each[2] for each in periods),
         offload_ms=min(each[3] for each in periods),
         planned_ms=plan.predicted.period_ms,
-        planned_host_bytes=planned_host_bytes(problem, plan),
+        planned_host_bytes=planned_host_bytes(problem, plan, speculate=undo),
         report=report,
     )
 
@@ -386,6 +389,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=7, help="of each way in a round (default 7)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--room", type=float, default=0.0, help="share of the state that fits the device (default 0)")
+    parser.add_argument(
+        "--undo",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="speculate on the norm (default); no: no clipping, nothing is kept for undoing",
+    )
+    parser.add_argument("--case", metavar="NAME", help="only this one")
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, few steps")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
@@ -396,12 +406,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         size = 1 << 14 if options.smoke else UPDATED_PARAMETERS
-        host = measure_host(device, workers=options.workers, dtype=dtype, parameters=size, copied_bytes=16 * size)
+        host = measure_host(
+            device,
+            workers=options.workers,
+            dtype=dtype,
+            speculate=options.undo,
+            parameters=size,
+            copied_bytes=16 * size,
+        )
         print(host.table(), flush=True)
         print(f"load average {_load()}\n{HEADER}", flush=True)
         worst = 0.0
         for case in cases(device, host, smoke=options.smoke):
-            found = measured(case, host, steps, rounds, options.room)
+            if options.case not in (None, case.name):
+                continue
+            found = measured(case, host, steps, rounds, options.room, options.undo)
             worst = max(worst, found.difference)
             print(found.row(), flush=True)
         print(f"load average {_load()}, {time.process_time():.0f} CPU seconds")

@@ -176,10 +176,12 @@ def train_offloaded(
     )
 
 
-def planned_host_bytes(problem: OffloadProblem, plan: OffloadPlan) -> int:
-    """Return the host memory that a plan takes, by its own bytes for each parameter."""
+def planned_host_bytes(problem: OffloadProblem, plan: OffloadPlan, *, speculate: bool = True) -> int:
+    """Return the host memory that a plan takes, by its own bytes for each parameter; see `planned_rooms`."""
     each = problem.bytes_per_parameter
-    return planned_rooms(problem, plan).bytes(gradient=each.gradient, weight=each.weight, state=each.optimizer_state)
+    return planned_rooms(problem, plan, speculate=speculate).bytes(
+        gradient=each.gradient, weight=each.weight, state=each.optimizer_state
+    )
 
 
 def _on(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
