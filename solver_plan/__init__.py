@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from solver_plan.api import check, plan, show, show_html, simulate, what_if
     from solver_plan.documents import digest_of, write_document
     from solver_plan.execution.checkpoint_folder import Checkpoints
+    from solver_plan.execution.offload.optimizer import OffloadOptimizer
     from solver_plan.execution.programs import compile_plan, read_program
     from solver_plan.execution.run import Training, run
     from solver_plan.kinds import read_plan, read_problem
@@ -18,16 +19,20 @@ if TYPE_CHECKING:
     from solver_plan.profiles.analytic import profile
     from solver_plan.profiles.cluster import read_cluster
     from solver_plan.profiles.loading import load_description
+    from solver_plan.profiles.measured import measure_host, measure_offload
     from solver_plan.solving.progress import terminal_progress
 
 _ROOMS = {
     "Checkpoints": "solver_plan.execution.checkpoint_folder",
+    "OffloadOptimizer": "solver_plan.execution.offload.optimizer",
     "Training": "solver_plan.execution.run",
     "check": "solver_plan.api",
     "compile_plan": "solver_plan.execution.programs",
     "digest_of": "solver_plan.documents",
     "import_aceso": "solver_plan.profiles.aceso",
     "load_description": "solver_plan.profiles.loading",
+    "measure_host": "solver_plan.profiles.measured",
+    "measure_offload": "solver_plan.profiles.measured",
     "plan": "solver_plan.api",
     "profile": "solver_plan.profiles.analytic",
     "read_cluster": "solver_plan.profiles.cluster",
@@ -45,12 +50,15 @@ _ROOMS = {
 
 __all__ = [
     "Checkpoints",
+    "OffloadOptimizer",
     "Training",
     "check",
     "compile_plan",
     "digest_of",
     "import_aceso",
     "load_description",
+    "measure_host",
+    "measure_offload",
     "plan",
     "profile",
     "read_cluster",

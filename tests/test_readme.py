@@ -67,6 +67,28 @@ def test_the_offload_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pyt
     assert "<svg" in (tmp_path / "curve.svg").read_text()
 
 
+def test_the_offload_training_example_of_the_readme_runs() -> None:
+    pytest.importorskip("torch")
+    example = next(each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "OffloadOptimizer" in each)
+    prelude = (
+        "import torch\n"
+        "torch.set_num_threads(1)\n"
+        "model = torch.nn.Sequential()\n"
+        "for name in ('embed', 'block0', 'block1', 'head'): model.add_module(name, torch.nn.Linear(8, 8))\n"
+        "loss = torch.nn.functional.mse_loss\n"
+        "x, y = torch.randn(4, 8), torch.randn(4, 8)\n"
+        "loader = [(x, y)] * 3\n"
+    )
+    quick = example.replace("time_limit_s=10", "heuristic='prefix'").replace(
+        "gpu_state_bytes=",
+        "host=solver_plan.measure_host(repetitions=1, parameters=99, copied_bytes=99), gpu_state_bytes=",
+    )
+    here = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
+    shown = subprocess.run([sys.executable, "-c", here + prelude + quick], capture_output=True, text=True, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert "OffloadReport(steps=3" in shown.stdout
+
+
 def test_the_wavefront_example_of_the_readme_runs(tmp_path: Path) -> None:
     examples = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     example = next(each for each in examples if "wavefront" in each)

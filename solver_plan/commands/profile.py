@@ -33,6 +33,7 @@ OFFLOAD_OPTIONS = (
     "clip",
     "menu",
     "menu_micro_batches",
+    "measure_host",
 )
 PARALLELISM_OPTIONS = ("cost_model", "sequence_parallel", "sharding", "virtual_stages", "overlap", "same_layout")
 OVERLAPS = ("tensor_parallel", "transfers", "reduction")
@@ -91,6 +92,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunks", type=positive, metavar="N", help="of a layer updated on the CPU (default 8)")
     group.add_argument(
         "--clip", action=argparse.BooleanOptionalAction, help="gradients are clipped (default: they are)"
+    )
+    group.add_argument(
+        "--measure-host", action="store_true", default=None, help="take the rates of this machine, measured now"
     )
     group.add_argument("--menu", metavar="FILE", help="write every micro-batch and recomputation that fits, too")
     group.add_argument(
@@ -208,6 +212,17 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
 
     batch: int = arguments.global_batch
     staging: int = arguments.staging_bytes or 0
+    clip = arguments.clip is not False
+    host = None
+    if arguments.measure_host:
+        from solver_plan.execution.extra import require_torch
+
+        require_torch()
+        from solver_plan.profiles.measured import measure_host, with_measured_host, with_measured_rates
+
+        host = measure_host(speculate=not clip)
+        print(host.table(), file=people(STANDARD_OUTPUT in (arguments.out, arguments.menu)))
+        cluster = with_measured_host(cluster, host)
     problem = profile_offload(
         description,
         cluster,
@@ -217,8 +232,10 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
         gpu_state_bytes=arguments.gpu_state_bytes,
         staging_bytes=staging,
         chunks_per_layer=arguments.chunks or 8,
-        clip_gradients=arguments.clip is not False,
+        clip_gradients=clip,
     )
+    if host is not None:
+        problem = with_measured_rates(problem, host)
     if arguments.menu is not None:
         sizes = arguments.menu_micro_batches or tuple(size for size in range(1, batch + 1) if batch % size == 0)
         entries = offload_menu(description, cluster, batch, micro_batches=sizes, staging_bytes=staging)

@@ -1,4 +1,7 @@
-"""`run`: train a model as planned, under torchrun or in processes started here."""
+"""`run`: train a model as planned.
+
+A parallelism plan runs under torchrun or in processes started here, an offload plan in this process.
+"""
 
 import argparse
 import sys
@@ -6,11 +9,15 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, positive, require_writable, whole
+from solver_plan.commands.verb import STANDARD_OUTPUT, Verb, number, positive, require_writable, whole
 from solver_plan.errors import InputError
 
 if TYPE_CHECKING:
     from solver_plan.execution.comparison import Step
+    from solver_plan.offload.plan import OffloadPlan
+    from solver_plan.offload.problem import OffloadProblem
+
+OFFLOAD_OPTIONS = ("micro_batch", "max_norm", "update_threads")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +41,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=positive, default=600, metavar="S", help="seconds until a rank is taken for stalled"
     )
+    group = parser.add_argument_group("offload plans only")
+    group.add_argument("--micro-batch", type=positive, metavar="M", help="samples of a micro-step (default 1)")
+    group.add_argument("--max-norm", type=number, metavar="NORM", help="clip gradients to this norm (default: no)")
+    group.add_argument("--update-threads", type=positive, metavar="N", help="on the CPU (default: all cores but one)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -48,11 +59,20 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.launch import told_once
     from solver_plan.execution.programs import read_problem_and_plan
     from solver_plan.execution.run import Training, load_model, run
+    from solver_plan.kinds import read_plan, read_problem
+    from solver_plan.offload.plan import OffloadPlan
+    from solver_plan.offload.problem import OffloadProblem
 
     if not arguments.verbose:
         # a loss that is not finite, a restart, a damaged checkpoint
         logging.getLogger("solver_plan.execution").setLevel(logging.WARNING)
     with told_once() if arguments.local is None else nullcontext():
+        found, made = read_problem(arguments.problem), read_plan(arguments.plan)
+        if isinstance(found, OffloadProblem) and isinstance(made, OffloadPlan):
+            return _train_offloaded(arguments, found, made)
+        for option in OFFLOAD_OPTIONS:
+            if getattr(arguments, option) is not None:
+                raise InputError(f"--{option.replace('_', '-')} is for offload plans; leave it out")
         if arguments.trace == STANDARD_OUTPUT:
             raise InputError("--trace: found '-'; name a file, standard output has the comparison")
         if arguments.trace is not None:
@@ -87,6 +107,50 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     if report.table:
         print(report.table)
+    return 0
+
+
+def _train_offloaded(arguments: argparse.Namespace, problem: "OffloadProblem", plan: "OffloadPlan") -> int:
+    import torch
+
+    from solver_plan.execution.model import Model
+    from solver_plan.execution.offload.training import OffloadTraining, train_offloaded
+    from solver_plan.execution.run import load_model
+    from solver_plan.profiles.loading import load_description
+
+    for option in ("local", "trace", "checkpoint"):
+        if getattr(arguments, option) is not None:
+            raise InputError(
+                f"--{option} is for plans of several devices; an offload plan runs in this process: leave it out"
+            )
+    if arguments.dtype == "float64":
+        raise InputError("--dtype: found float64; offload plans train in float32 or bfloat16")
+    if arguments.model is None:
+        raise InputError("model: an offload problem names none; give one, as --model models/gpt.py:tiny")
+
+    model = load_model(arguments.model)
+    if not isinstance(model, Model):
+        raise InputError(f"--model: {arguments.model} has several tasks; an offload plan trains one chain of layers")
+
+    def tell(number: int, loss: float, seconds: float) -> None:
+        print(f"step {number + 1}: loss {loss:.6f}, {seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)
+
+    ran = train_offloaded(
+        problem,
+        plan,
+        load_description(arguments.model),
+        model,
+        OffloadTraining(
+            steps=arguments.steps,
+            micro_batch=arguments.micro_batch or 1,
+            max_norm=arguments.max_norm,
+            seed=arguments.seed,
+            dtype=getattr(torch, arguments.dtype),
+            workers=arguments.update_threads,
+            on_step=tell,
+        ),
+    )
+    print(ran.table())
     return 0
 
 

@@ -50,7 +50,12 @@ def compile_plan(problem: RunnableProblem, plan: RunnablePlan) -> AnyProgram:
 
 def read_problem_and_plan(problem: str | Path, plan: str | Path) -> tuple[RunnableProblem, RunnablePlan]:
     """Read the two files. Raises `DocumentError`, and `InputError` if they are not of one kind that can be run."""
-    found, made = read_problem(problem), read_plan(plan)
+    found = read_problem(problem)
+    if found.kind == "offload":
+        raise InputError(
+            f"{problem}: found kind offload; an offload plan is carried out as it is: give it to run alone"
+        )
+    made = read_plan(plan)
     if isinstance(found, RunnableProblem) and isinstance(made, RunnablePlan):
         return found, made
     other = found if not isinstance(found, RunnableProblem) else made

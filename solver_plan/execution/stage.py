@@ -189,7 +189,7 @@ def build_stage(
             placed, left = place_behind(left, module, mesh, choice)
             operators.append(placed)
         last = whole_again(left, mesh)
-        _tie(model, segment.operators, operators)
+        tie(model, segment.operators, [placed.module for placed in operators])
         runs = _runs(segment.operators, described.recompute)
         segments.append(SegmentModule(operators, runs, last))
         if index + 1 < len(described.segments):
@@ -238,16 +238,16 @@ def _copy_shared(
                 module.get_parameter(parameter).copy_(source)
 
 
-def _tie(model: Model, bounds: tuple[int, int], operators: Sequence[PlacedOperator]) -> None:
-    """Let operators of one segment that share weights use one tensor."""
+def tie(model: Model, bounds: tuple[int, int], modules: Sequence[nn.Module]) -> None:
+    """Let operators [first, end) that share weights use one tensor."""
     owners: dict[str, nn.Parameter] = {}
-    for operator, placed in zip(range(*bounds), operators, strict=True):
+    for operator, module in zip(range(*bounds), modules, strict=True):
         for name, path in model.layers[operator].shared_weights.items():
-            found = placed.module.get_parameter(path)
+            found = module.get_parameter(path)
             owner = owners.setdefault(name, found)
             if owner is not found:
                 parent, _, attribute = path.rpartition(".")
-                setattr(placed.module.get_submodule(parent), attribute, owner)
+                setattr(module.get_submodule(parent), attribute, owner)
 
 
 def _runs(bounds: tuple[int, int], recompute: Sequence[tuple[int, int]]) -> list[tuple[int, int, bool]]:
