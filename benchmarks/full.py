@@ -1,8 +1,8 @@
 """Parallelism cases under the `full` cost model: GPT and Llama models on clusters that come along, priced analytically.
 
 Where weights are not sharded (`REPLICATED`) memory asks for pipelines; *few* has as few micro-batches as stages or
-hardly more. Where all stages have one layout Aceso's search, which changes single stages, has no say: the grid is the
-baseline.
+hardly more. On several nodes all stages have one layout, but for *mixed*: Aceso's search, which changes single stages,
+has no say there, and the grid is the baseline.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,13 @@ def _problem(
     global_batch: int,
     sharding: tuple[int, ...],
     virtual_stages: tuple[int, ...],
+    mixed: bool,
 ) -> ParallelismProblem:
     machine = read_cluster(cluster)
-    space = replace(default_space(machine), sharding=sharding, virtual_stages=virtual_stages)
+    space = default_space(machine)
+    space = replace(
+        space, sharding=sharding, virtual_stages=virtual_stages, same_layout=space.same_layout and not mixed
+    )
     return profile(describe(), machine, global_batch, space=space)
 
 
@@ -42,7 +46,7 @@ def _case(
     sharding: tuple[int, ...] = (0, 1, 3),
     virtual_stages: tuple[int, ...] = (1,),
     time_limit_s: float = 60,
-    same_layout: bool = False,
+    mixed: bool = False,
     smoke: bool = False,
 ) -> Case:
     return Case(
@@ -54,9 +58,10 @@ def _case(
             global_batch=global_batch,
             sharding=sharding,
             virtual_stages=virtual_stages,
+            mixed=mixed,
         ),
         budget=Budget(time_limit_s=time_limit_s),
-        baselines=("grid",) if same_layout else ("grid", "aceso"),
+        baselines=("grid", "aceso") if mixed or read_cluster(cluster).nodes == 1 else ("grid",),
         smoke=smoke,
     )
 
@@ -73,6 +78,15 @@ CASES = (
     _case("gpt-6.7b-8-a100", gpt3_6_7b, "a100_8x80gb", 64, sharding=REPLICATED),
     _case("gpt-13b-32-v100", gpt3_13b, "v100_4nodes_8x32gb", 128),
     _case("gpt-13b-32-v100-pipeline", gpt3_13b, "v100_4nodes_8x32gb", 128, sharding=REPLICATED),
+    _case(
+        "gpt-13b-32-v100-mixed",
+        gpt3_13b,
+        "v100_4nodes_8x32gb",
+        128,
+        sharding=REPLICATED,
+        time_limit_s=90,
+        mixed=True,
+    ),
     _case("gpt-13b-32-v100-few", gpt3_13b, "v100_4nodes_8x32gb", 16, sharding=REPLICATED),
     _case(
         "gpt-13b-32-v100-interleaved",
@@ -85,7 +99,7 @@ CASES = (
     _case("llama-8b-8-h100", llama3_8b, "h100_8x80gb", 64),
     _case("llama-8b-8-a100-pipeline", llama3_8b, "a100_8x80gb", 64, sharding=REPLICATED),
     _case("llama-8b-8-a100-few", llama3_8b, "a100_8x80gb", 8, sharding=REPLICATED),
-    _case("llama-70b-64-a100", llama3_70b, "a100_8nodes_8x80gb", 128, same_layout=True),
+    _case("llama-70b-64-a100", llama3_70b, "a100_8nodes_8x80gb", 128),
     _case(
         "llama-70b-64-a100-pipeline",
         llama3_70b,
@@ -93,9 +107,8 @@ CASES = (
         128,
         sharding=REPLICATED,
         virtual_stages=(1, 2, 5, 10),
-        same_layout=True,
     ),
-    _case("llama-70b-1024-h100", llama3_70b, "h100_128nodes_8x80gb", 2048, same_layout=True),
+    _case("llama-70b-1024-h100", llama3_70b, "h100_128nodes_8x80gb", 2048),
     _case(
         "llama-70b-1024-h100-pipeline",
         llama3_70b,
@@ -103,7 +116,6 @@ CASES = (
         2048,
         sharding=REPLICATED,
         virtual_stages=(1, 2, 5, 10),
-        same_layout=True,
     ),
-    _case("gpt-1024-layers-64-a100", deep, "a100_8nodes_8x80gb", 512, same_layout=True),
+    _case("gpt-1024-layers-64-a100", deep, "a100_8nodes_8x80gb", 512),
 )

@@ -80,7 +80,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parallel.add_argument(
         "--same-layout",
         action=argparse.BooleanOptionalAction,
-        help="all stages have one layout (default: on more than 32 devices)",
+        help="all stages have one layout (default: on several nodes)",
     )
     group = parser.add_argument_group("offload problems only, of one device and its host")
     group.add_argument("--micro-batch", type=positive, metavar="M", help="samples of a micro-step (default: all)")

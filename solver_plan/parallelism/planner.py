@@ -142,12 +142,14 @@ class Planner:
                 shortage = explain(self.problem, self._batches, self._shape, self.clock.work)
                 if shortage is not None:
                     raise InfeasibleProblemError(shortage)
-            sizes = self._sizes()
+            sizes = self._sizes(self._batches)
             try:
                 self._interleave()
                 limit = WARM_START_EVALUATIONS if sizes[0].source.finds_all else MIXED_WARM_START_EVALUATIONS
                 if not self.problem.space.same_layout:
                     aceso_search(self.problem, self._batches, self.clock, self.incumbent.offer, evaluation_limit=limit)
+                if self.problem.cost_model == "full" and self.problem.cluster.nodes > 1:
+                    self._alike_first()
                 self._coarse(sizes)
                 if self.problem.cost_model == "full":
                     sizes = self._rough(sizes)
@@ -173,9 +175,9 @@ class Planner:
             )
         return batches
 
-    def _sizes(self) -> list[_Size]:
+    def _sizes(self, batches: Sequence[MicroBatch]) -> list[_Size]:
         sizes = []
-        for batch in self._batches:
+        for batch in batches:
             entry = _Size(stage_source(self.problem, self._shape, batch, self.clock.work), 0.0)
             least_ms = batch_work_bound_ms(self.problem, entry.batch)
             entry.work_bound_ms = entry.bound_ms = entry.any_order_bound_ms = least_ms
@@ -226,6 +228,17 @@ class Planner:
 
     def _graph(self, size: _Size, cutoff_ms: float, cuts: Bools) -> StageGraph:
         return StageGraph(self.problem, self._shape, size.batch, size.source.bound, cutoff_ms, cuts, self.clock.work)
+
+    def _alike_first(self) -> None:
+        """Look for plans whose stages have one layout: on several nodes they are good, and found in seconds."""
+        if self.problem.space.same_layout:
+            return
+        alike = replace(self.problem, space=replace(self.problem.space, same_layout=True))
+        sizes = self._sizes(micro_batches(alike))
+        self._coarse(sizes)
+        for size in sizes:
+            if self._worth(size, self._cutoff(), len(self.problem.operators)):
+                self._explore(size, self._cutoff())
 
     def _rough(self, sizes: list[_Size]) -> list[_Size]:
         """Bound every micro-batch size by what stages of whole blocks take; return the sizes, most promising first."""

@@ -27,9 +27,6 @@ from solver_plan.profiles.description import Collective, DataType, ModelDescript
 LARGEST_BATCH = 64
 """Larger batches of one replica gain nothing: products are at their best efficiency long before."""
 
-MOST_MIXED_DEVICES = 32
-"""On more devices a layout for each stage is more than can be searched in a minute."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTime:
@@ -150,7 +147,8 @@ def default_space(cluster: ClusterDescription, cost_model: Literal["aceso", "ful
     """Return the plans that are looked for by default.
 
     One layout for a stage, any number of devices, per-operator recomputation, all devices used; under `full` ZeRO 0, 1
-    and 3, and stages of several nodes. On more than `MOST_MIXED_DEVICES` devices all stages have the same layout.
+    and 3, and stages of several nodes. On several nodes all stages have the same layout: that they differ gains little
+    there, and takes a hundred times as long to search.
     """
     full = cost_model == "full"
     return Space(
@@ -163,7 +161,7 @@ def default_space(cluster: ClusterDescription, cost_model: Literal["aceso", "ful
         recompute="operator",
         sharding=(0, 1, 3) if full else (0,),
         device_order="rank",
-        same_layout=full and cluster.nodes * cluster.devices_per_node > MOST_MIXED_DEVICES,
+        same_layout=full and cluster.nodes > 1,
     )
 
 
