@@ -24,8 +24,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.programs import compile_plan, describe_program, read_problem_and_plan
 
     require_writable(arguments.out)
-    documents = read_problem_and_plan(arguments.problem, arguments.plan)
-    program = compile_plan(*documents)
+    program = compile_plan(*read_problem_and_plan(arguments.problem, arguments.plan))
     write_out(program, arguments.out)
     print(describe_program(program), file=sys.stderr)
     if arguments.dry_run is not None:

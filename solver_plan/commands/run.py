@@ -1,6 +1,6 @@
 """`run`: train a model as planned.
 
-A parallelism plan runs under torchrun or in processes started here, an offload plan in this process.
+A plan of parallelism or wavefront runs under torchrun or in processes started here, one of offload in this process.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from solver_plan.execution.checkpoint_folder import Checkpoints
     from solver_plan.execution.launch import told_once
-    from solver_plan.execution.programs import read_problem_and_plan
+    from solver_plan.execution.programs import require_runnable
     from solver_plan.execution.run import Training, load_model, run
     from solver_plan.kinds import read_plan, read_problem
     from solver_plan.offload.plan import OffloadPlan
@@ -70,6 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
         found, made = read_problem(arguments.problem), read_plan(arguments.plan)
         if isinstance(found, OffloadProblem) and isinstance(made, OffloadPlan):
             return _train_offloaded(arguments, found, made)
+        problem, plan = require_runnable(found, made, (arguments.problem, arguments.plan))
         for option in OFFLOAD_OPTIONS:
             if getattr(arguments, option) is not None:
                 raise InputError(f"--{option.replace('_', '-')} is for offload plans; leave it out")
@@ -77,7 +78,6 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError("--trace: found '-'; name a file, standard output has the comparison")
         if arguments.trace is not None:
             require_writable(arguments.trace)
-        problem, plan = read_problem_and_plan(arguments.problem, arguments.plan)
         model = None if arguments.model is None else load_model(arguments.model)
     checkpoints = None
     if arguments.checkpoint is not None:
@@ -120,9 +120,7 @@ def _train_offloaded(arguments: argparse.Namespace, problem: "OffloadProblem", p
 
     for option in ("local", "trace", "checkpoint"):
         if getattr(arguments, option) is not None:
-            raise InputError(
-                f"--{option} is for plans of several devices; an offload plan runs in this process: leave it out"
-            )
+            raise InputError(f"--{option} is not for offload plans, which run in this process: leave it out")
     if arguments.dtype == "float64":
         raise InputError("--dtype: found float64; offload plans train in float32 or bfloat16")
     if arguments.model is None:
@@ -130,7 +128,7 @@ def _train_offloaded(arguments: argparse.Namespace, problem: "OffloadProblem", p
 
     model = load_model(arguments.model)
     if not isinstance(model, Model):
-        raise InputError(f"--model: {arguments.model} has several tasks; an offload plan trains one chain of layers")
+        raise InputError(f"model: {arguments.model!r} has several tasks; an offload plan is for one model")
 
     def tell(number: int, loss: float, seconds: float) -> None:
         print(f"step {number + 1}: loss {loss:.6f}, {seconds * 1e3:.1f} ms", file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import overload
 
-from solver_plan.documents import read_document, require_same_problem
+from solver_plan.documents import PlanDocument, ProblemDocument, read_document, require_same_problem
 from solver_plan.errors import InputError
 from solver_plan.execution import compile as pipelines
 from solver_plan.execution.program import Program, describe
@@ -49,17 +49,20 @@ def compile_plan(problem: RunnableProblem, plan: RunnablePlan) -> AnyProgram:
 
 
 def read_problem_and_plan(problem: str | Path, plan: str | Path) -> tuple[RunnableProblem, RunnablePlan]:
-    """Read the two files. Raises `DocumentError`, and `InputError` if they are not of one kind that can be run."""
-    found = read_problem(problem)
-    if found.kind == "offload":
-        raise InputError(
-            f"{problem}: found kind offload; an offload plan is carried out as it is: give it to run alone"
-        )
-    made = read_plan(plan)
-    if isinstance(found, RunnableProblem) and isinstance(made, RunnablePlan):
-        return found, made
-    other = found if not isinstance(found, RunnableProblem) else made
-    raise InputError(f"{problem if other is found else plan}: found kind {other.kind}, which is planned, but not run")
+    """Read the two files. Raises `DocumentError`, and `InputError` if they are not of a kind that has programs."""
+    return require_runnable(read_problem(problem), read_plan(plan), (problem, plan))
+
+
+def require_runnable(
+    problem: ProblemDocument, plan: PlanDocument, files: tuple[str | Path, str | Path]
+) -> tuple[RunnableProblem, RunnablePlan]:
+    """Return the two documents, read from these files. Raises `InputError` if they are of a kind without programs."""
+    if isinstance(problem, RunnableProblem) and isinstance(plan, RunnablePlan):
+        return problem, plan
+    other, file = (problem, files[0]) if not isinstance(problem, RunnableProblem) else (plan, files[1])
+    raise InputError(
+        f"{file}: found kind {other.kind}, which has no program; run it as it is, problem and plan together"
+    )
 
 
 def read_program(path: str | Path) -> AnyProgram:

@@ -107,10 +107,10 @@ def test_profile_plan_and_run_commands(run: Run, monkeypatch: pytest.MonkeyPatch
     assert isinstance(found, OffloadProblem)
     assert found.rates == rates.rates
     assert found.rates.d2h_bytes_per_s == 5e8
-    code, _, err = run("compile", problem, problem, "--out", plan)
-    assert (code, err.count("\n")) == (2, 1)
-    assert "an offload plan is carried out as it is" in err
     assert run("plan", problem, "--out", plan, "--heuristic", "prefix")[0] == 0
+    code, _, err = run("compile", problem, plan, "--out", str(tmp_path / "program.json"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "found kind offload, which has no program; run it as it is" in err
     code, out, err = run(
         "run", problem, plan, "--steps", "2", "--model", MODEL, "--max-norm", "1", "--micro-batch", "2"
     )
@@ -119,8 +119,8 @@ def test_profile_plan_and_run_commands(run: Run, monkeypatch: pytest.MonkeyPatch
     assert out.splitlines()[1].startswith("period (ms)")
     for options, message in (
         ([], "model: an offload problem names none"),
-        (["--model", MODEL, "--local", "2"], "--local is for plans of several devices"),
-        (["--model", MODEL, "--trace", "t.json"], "--trace is for plans of several devices"),
+        (["--model", MODEL, "--local", "2"], "--local is not for offload plans"),
+        (["--model", MODEL, "--trace", "t.json"], "--trace is not for offload plans"),
         (["--model", MODEL, "--dtype", "float64"], "--dtype: found float64"),
         (["--model", MODEL, "--max-norm", "-1"], "max_norm: found -1.0"),
         (["--model", "models/llama.py:tiny"], "planned"),

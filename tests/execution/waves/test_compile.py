@@ -246,7 +246,7 @@ def test_kinds_that_do_not_match_or_run_are_refused(tmp_path: Path) -> None:
         '"chunks_per_layer": 1, "clip_gradients": false}'
     )
     write_document(plan(waves, SLICES), tmp_path / "plan.json")
-    with pytest.raises(InputError, match="found kind offload, which is planned, but not run"):
+    with pytest.raises(InputError, match="found kind offload, which has no program; run it as it is"):
         read_problem_and_plan(offload, tmp_path / "plan.json")
 
 
