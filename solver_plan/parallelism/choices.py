@@ -131,9 +131,15 @@ def _possible_choices(problem: ParallelismProblem, size: int) -> Iterator[Choice
         partitions = [partition for partition in partitions if partition in problem.space.partitions]
     for count in device_counts(problem):
         for degree in degrees:
-            if count % degree == 0 and size % (count // degree) == 0:
+            if count % degree == 0 and size % (count // degree) == 0 and _lies_in_nodes(problem, count, degree):
                 for partition, sharding in itertools.product(partitions, _shardings(problem, count // degree)):
                     yield Choice(degree, count // degree, partition, sharding)
+
+
+def _lies_in_nodes(problem: ParallelismProblem, devices: int, tensor_parallel: int) -> bool:
+    """Tell whether each tensor-parallel group of a stage lies in one node, which `full` demands."""
+    per_node = problem.cluster.devices_per_node
+    return problem.cost_model == "aceso" or devices <= per_node or per_node % tensor_parallel == 0
 
 
 def _shardings(problem: ParallelismProblem, replicas: int) -> tuple[int, ...]:

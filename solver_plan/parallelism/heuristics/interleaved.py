@@ -49,6 +49,8 @@ def interleavings(problem: ParallelismProblem, batches: Sequence[MicroBatch], sh
     blocks = _equal_blocks(shape)
     devices, space = problem.cluster.devices, problem.space
     found: list[Interleaving] = []
+    if not blocks:
+        return found
     seen: set[tuple[int, object, int]] = set()
     for batch in batches:
         for costs, virtual in itertools.product(batch.choices, space.virtual_stages):
