@@ -1,6 +1,6 @@
 """Torch modules of Multitask-CLIP: encoders that end in a vector a sample, compared within a batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -95,6 +95,7 @@ def contrastive_pairs(
 
     weights = {}
     for name, tower in towers.items():
+        entrance: Callable[[], nn.Module]
         if name in features:
             entrance = partial(ClassEntrance, tower.hidden, features[name], tower.tokens)
             leaving = partial(VectorExit, tower, common, 0)

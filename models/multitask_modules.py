@@ -43,7 +43,8 @@ class SelfAttention(nn.Module):
         if self.rotary:
             queries, keys = rotated(queries), rotated(keys)
         attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=self.causal)
-        return self.out(attended.transpose(1, 2).flatten(2))
+        left: torch.Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return left
 
 
 class CrossAttention(nn.Module):
@@ -61,7 +62,8 @@ class CrossAttention(nn.Module):
         queries = self.queries(stream).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
         keys, values = self.pairs(memory).unflatten(2, (-1, 2, self.head_dim)).permute(3, 0, 2, 1, 4)
         attended = nn.functional.scaled_dot_product_attention(queries, keys, values)
-        return self.out(attended.transpose(1, 2).flatten(2))
+        left: torch.Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return left
 
 
 class FeedForward(nn.Module):
@@ -76,10 +78,13 @@ class FeedForward(nn.Module):
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
         """(samples, length, hidden) -> the same."""
         wide = self.into(stream)
-        if not self.gated:
-            return self.out(nn.functional.gelu(wide))
-        gates, values = wide.unflatten(2, (-1, 2)).unbind(-1)
-        return self.out(nn.functional.silu(gates) * values)
+        if self.gated:
+            gates, values = wide.unflatten(2, (-1, 2)).unbind(-1)
+            active = nn.functional.silu(gates) * values
+        else:
+            active = nn.functional.gelu(wide)
+        left: torch.Tensor = self.out(active)
+        return left
 
 
 class TowerLayer(nn.Module):

@@ -38,7 +38,7 @@ class PooledExit(nn.Module):
 
     def forward(self, stream: torch.Tensor) -> Values:
         """(samples, length, hidden) -> (samples, length / pooled, hidden)."""
-        return (self.norm(stream.unflatten(1, (-1, self.pooled)).mean(dim=2)),)
+        return (self.norm(stream.reshape(len(stream), -1, self.pooled, stream.shape[2]).mean(dim=2)),)
 
 
 class LanguageEntrance(nn.Module):
