@@ -110,9 +110,11 @@ def _devices(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str
         if len(nodes) > 1 and not space.cross_node_stages:
             yield f"{place}: lies in nodes {sorted(nodes)}, a stage must stay within one"
     if space.device_order == "rank":
-        order = [device for stage in plan.stages for device in stage.devices]
+        # stages that share devices lie where the first of them does
+        groups = dict.fromkeys(stage.devices for stage in plan.stages) if shared else [s.devices for s in plan.stages]
+        order = [device for devices in groups for device in devices]
         broken = next((at for at, (one, two) in enumerate(itertools.pairwise(order)) if one >= two), None)
-        if broken is not None and not shared:
+        if broken is not None:
             yield f"stages: device {order[broken]} comes before {order[broken + 1]}, devices are in rank order"
         for index, stage in enumerate(plan.stages):
             if stage.devices != tuple(range(stage.devices[0], stage.devices[0] + len(stage.devices))):

@@ -131,15 +131,15 @@ def _possible_choices(problem: ParallelismProblem, size: int) -> Iterator[Choice
         partitions = [partition for partition in partitions if partition in problem.space.partitions]
     for count in device_counts(problem):
         for degree in degrees:
-            if count % degree == 0 and size % (count // degree) == 0 and _lies_in_nodes(problem, count, degree):
+            if count % degree == 0 and size % (count // degree) == 0 and _can_lie(problem, count, degree):
                 for partition, sharding in itertools.product(partitions, _shardings(problem, count // degree)):
                     yield Choice(degree, count // degree, partition, sharding)
 
 
-def _lies_in_nodes(problem: ParallelismProblem, devices: int, tensor_parallel: int) -> bool:
-    """Tell whether each tensor-parallel group of a stage lies in one node, which `full` demands."""
+def _can_lie(problem: ParallelismProblem, devices: int, degree: int) -> bool:
+    """Return whether `full` lets a stage lie anywhere: over whole nodes, tensor-parallel groups within one."""
     per_node = problem.cluster.devices_per_node
-    return problem.cost_model == "aceso" or devices <= per_node or per_node % tensor_parallel == 0
+    return problem.cost_model != "full" or devices <= per_node or (devices % per_node == 0 and per_node % degree == 0)
 
 
 def _shardings(problem: ParallelismProblem, replicas: int) -> tuple[int, ...]:

@@ -5,14 +5,19 @@ from dataclasses import dataclass, replace
 import pytest
 
 from solver_plan.errors import InfeasibleProblemError, InputError
+from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import check
 from solver_plan.parallelism.choices import micro_batches
 from solver_plan.parallelism.costs import evaluate
-from solver_plan.parallelism.plan import ParallelismPlan
+from solver_plan.parallelism.heuristics.interleaved import interleavings, least_ms
+from solver_plan.parallelism.plan import ParallelismPlan, Schedule
 from solver_plan.parallelism.planner import Planner
-from solver_plan.parallelism.problem import ParallelismProblem, Space
+from solver_plan.parallelism.problem import BytesPerParameter, LatencyLink, ParallelismProblem, Space
+from solver_plan.parallelism.recomputation.shape import chain_shape
+from solver_plan.parallelism.schedule import interleaved
 from solver_plan.solving import Budget, Planned
 from tests.parallelism.full_problems import FULL_SPACE, every_plan, random_full_problem
+from tests.parallelism.problems import chain_of, plan_of, profile, stage
 
 
 def _planned(problem: ParallelismProblem, heuristic: str | None = None) -> Planned[ParallelismPlan]:
@@ -33,7 +38,6 @@ CASES = {
     "no recomputation": Case(replace(FULL_SPACE, recompute="none"), range(50, 56)),
     "same layout": Case(replace(FULL_SPACE, same_layout=True), range(60, 68)),
     "interleaved": Case(replace(FULL_SPACE, virtual_stages=(1, 2)), range(70, 80)),
-    "no blocks to interleave": Case(replace(FULL_SPACE, virtual_stages=(1, 2)), range(100, 104)),
     "two nodes": Case(FULL_SPACE, range(0, 5), nodes=2),
     "stages of two nodes": Case(replace(FULL_SPACE, cross_node_stages=True), range(0, 5), nodes=2),
 }
@@ -62,13 +66,82 @@ def test_bound_and_plan_enclose_the_best_of_all_plans(case: Case) -> None:
     assert equal >= planned / 2
 
 
-def test_no_choice_has_a_tensor_parallel_group_in_two_nodes() -> None:
-    space = replace(FULL_SPACE, cross_node_stages=True)
-    problem = random_full_problem(0, space=space, nodes=2)
-    alone = replace(problem, cluster=replace(problem.cluster, nodes=4, devices_per_node=1))
-    for each in (problem, alone):
-        for batch in micro_batches(each):
-            for costs in batch.choices:
-                choice, per_node = costs.choice, each.cluster.devices_per_node
-                assert choice.devices <= per_node or per_node % choice.tensor_parallel == 0
-    assert any(costs.choice.data_parallel == 4 for batch in micro_batches(alone) for costs in batch.choices)
+INTERLEAVED = replace(FULL_SPACE, sharding=(0,), recompute="none", virtual_stages=(1, 2))
+
+
+def _blocks(count: int, *, devices: int, space: Space, nodes: int = 1, global_batch: int = 4) -> ParallelismProblem:
+    """Return equal blocks of one operator, the last with the weights of the first."""
+    each = [profile(weight_bytes=1000, input_bytes=10, output_bytes=10)]
+    plain = chain_of(
+        [each] * count,
+        blocks=range(count),
+        devices=devices,
+        nodes=nodes,
+        global_batch=global_batch,
+        space=space,
+        intra=LatencyLink(bytes_per_s=1e6),
+        inter=LatencyLink(bytes_per_s=1e5),
+    )
+    tied = replace(plain.operators[-1], shares_weights_with=plain.operators[0].name)
+    return replace(
+        plain,
+        cost_model="full",
+        operators=(*plain.operators[:-1], tied),
+        bytes_per_parameter=BytesPerParameter(weight=2, gradient=2, optimizer_state=12),
+    )
+
+
+def _interleaved_on(devices: tuple[int, ...], micro_batches: int) -> ParallelismPlan:
+    """Return two stages of one block on each device, in this order."""
+    count = len(devices)
+    stages = (stage((at, at + 1), [devices[at % count]]) for at in range(2 * count))
+    orders = tuple(
+        tuple(f"{at}{kind}{number}" for at, kind, number in interleaved(count, group, 2, micro_batches))
+        for group in range(count)
+    )
+    plan = plan_of(*stages, micro_batch_size=1, micro_batches=micro_batches)
+    return replace(plan, schedule=Schedule(orders=orders))
+
+
+def test_a_chain_without_block_starts_does_not_interleave() -> None:
+    problem = _blocks(4, devices=2, space=INTERLEAVED)
+    plain = replace(problem, operators=tuple(replace(one, block_start=False) for one in problem.operators))
+    certificate = _planned(plain).plan.certificate
+    assert certificate is not None
+    assert certificate.status == "optimal"
+
+
+def test_fewer_groups_interleave_where_devices_may_idle() -> None:
+    space = replace(INTERLEAVED, use_all_devices=False, micro_batch_sizes=(1,))
+    problem = _blocks(6, devices=4, space=space, global_batch=3)
+    other = _interleaved_on((0, 1, 2), 3)
+    assert check(problem, other) == ()
+    certificate = _planned(problem).plan.certificate
+    assert certificate is not None
+    assert certificate.objective <= evaluate(problem, other).iteration_ms * (1 + 1e-9)
+
+
+def test_groups_that_interleave_lie_in_rank_order() -> None:
+    problem = _blocks(8, devices=2, nodes=2, space=INTERLEAVED)
+    assert check(problem, _interleaved_on((0, 1, 2, 3), 4)) == ()
+    (violation,) = check(problem, _interleaved_on((1, 2, 3, 0), 4))
+    assert "devices are in rank order" in violation
+
+
+def test_the_bound_of_interleaving_holds_for_devices_in_any_order() -> None:
+    space = replace(INTERLEAVED, device_order="any", micro_batch_sizes=(1,))
+    problem = _blocks(8, devices=2, nodes=2, space=space)
+    rotated = _interleaved_on((1, 2, 3, 0), 4)
+    assert check(problem, rotated) == ()
+    best_ms = evaluate(problem, rotated).iteration_ms
+    shape = chain_shape(problem, block_ranges(problem))
+    (one,) = interleavings(problem, micro_batches(problem), shape)
+    assert least_ms(problem, shape, one, lambda spent: None, 1e9) <= best_ms
+
+
+def test_tensor_parallel_groups_that_cross_nodes_are_not_looked_at() -> None:
+    space = replace(INTERLEAVED, cross_node_stages=True)
+    problem = _blocks(2, devices=3, nodes=2, space=space, global_batch=12)
+    entries = {key: (replace(one[0], tensor_parallel=2),) for key, one in problem.profiles.items()}
+    found = micro_batches(replace(problem, profiles=entries))
+    assert {costs.choice.devices for batch in found for costs in batch.choices} == {2}

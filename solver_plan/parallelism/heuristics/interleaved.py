@@ -46,27 +46,27 @@ class Interleaving:
 
 def interleavings(problem: ParallelismProblem, batches: Sequence[MicroBatch], shape: ChainShape) -> list[Interleaving]:
     """Return every way to interleave that the space allows, by increasing work."""
-    blocks = _equal_blocks(shape)
-    devices, space = problem.cluster.devices, problem.space
+    blocks, space = _equal_blocks(shape), problem.space
     found: list[Interleaving] = []
-    if not blocks:
-        return found
-    seen: set[tuple[int, object, int]] = set()
+    seen: set[tuple[int, object]] = set()
     for batch in batches:
-        for costs, virtual in itertools.product(batch.choices, space.virtual_stages):
-            groups, rest = divmod(devices, costs.choice.devices)
-            key = (batch.size, costs.choice, virtual)
-            if virtual == 1 or groups < 2 or key in seen or (rest and space.use_all_devices):
+        for costs in batch.choices:
+            key = (batch.size, costs.choice)
+            busy = costs.forward_ms + costs.backward_ms
+            if key in seen or not np.isfinite(busy).all():
                 continue
             seen.add(key)
-            count = groups * virtual
-            if batch.count % groups or len(blocks) % count or count > (space.max_stages or count):
-                continue
-            busy = costs.forward_ms + costs.backward_ms
-            if np.isfinite(busy).all() and _groups_lie_well(problem, costs.choice.devices):
-                work = max(batch.count * float(busy.sum()) / groups, float(busy.sum()))
-                found.append(Interleaving(batch, costs, groups, virtual, work))
-    return sorted(found, key=lambda one: (one.work_ms, one.batch.size, one.costs.choice, one.virtual_stages))
+            for groups, virtual in itertools.product(
+                _group_counts(problem, costs.choice.devices), space.virtual_stages
+            ):
+                count = groups * virtual
+                divided = len(blocks) >= count and batch.count % groups == 0 and len(blocks) % count == 0
+                if virtual > 1 and divided and count <= (space.max_stages or count):
+                    work = max(batch.count * float(busy.sum()) / groups, float(busy.sum()))
+                    found.append(Interleaving(batch, costs, groups, virtual, work))
+    return sorted(
+        found, key=lambda one: (one.work_ms, one.batch.size, one.costs.choice, one.virtual_stages, one.groups)
+    )
 
 
 def least_ms(problem: ParallelismProblem, shape: ChainShape, one: Interleaving, work: Work, cutoff_ms: float) -> float:
@@ -75,7 +75,7 @@ def least_ms(problem: ParallelismProblem, shape: ChainShape, one: Interleaving, 
     if marks is None:
         return np.inf
     bound = _bound_ms(problem, shape, one, marks)
-    if bound >= cutoff_ms:
+    if bound >= cutoff_ms or not _in_one_place(problem, one):
         return bound
     work(PLAY_COST_S * 2 * one.batch.count * one.groups * one.virtual_stages)
     return evaluate(problem, _plan(problem, shape, one, marks)).iteration_ms
@@ -192,10 +192,31 @@ def _cuts(shape: ChainShape, one: Interleaving) -> tuple[list[int], int]:
     return [0, *(blocks[each * number][0] for number in range(1, count)), len(shape.classes)], each
 
 
-def _groups_lie_well(problem: ParallelismProblem, devices: int) -> bool:
+def _group_counts(problem: ParallelismProblem, devices: int) -> range:
+    """Return how many groups of so many devices may interleave: with idle devices any number that the nodes hold."""
+    cluster, per_node = problem.cluster, problem.cluster.devices_per_node
+    if devices <= per_node:
+        most = cluster.nodes * (per_node // devices)
+    elif problem.space.cross_node_stages and devices % per_node == 0:
+        most = cluster.devices // devices
+    else:
+        most = 0
+    if not problem.space.use_all_devices:
+        return range(2, most + 1)
+    return range(most, most + 1) if most >= 2 and most * devices == cluster.devices else range(0)
+
+
+def _in_one_place(problem: ParallelismProblem, one: Interleaving) -> bool:
+    """Return whether all plans of an interleaving have the same links between groups: where `_plan` puts them."""
+    everywhere = one.groups * one.costs.choice.devices == problem.cluster.devices
+    return problem.cluster.nodes == 1 or (problem.in_rank_order and everywhere)
+
+
+def _devices_behind(problem: ParallelismProblem, devices: int, groups_behind: int) -> int:
+    """Return the devices of higher rank than a group's: groups fill whole nodes from the last one on."""
     per_node = problem.cluster.devices_per_node
-    inside = per_node % devices == 0
-    return inside or (problem.space.cross_node_stages and devices % per_node == 0)
+    nodes, inside = divmod(groups_behind, max(1, per_node // devices))
+    return nodes * max(per_node, devices) + inside * devices
 
 
 def _equal_blocks(shape: ChainShape) -> list[tuple[int, int]]:
@@ -220,7 +241,7 @@ def _plan(problem: ParallelismProblem, shape: ChainShape, one: Interleaving, mar
             end,
             (one.costs.choice,) * (end - first),
             tuple(recomputed[first:end].tolist()),
-            devices_behind=(one.groups - 1 - number % one.groups) * devices,
+            devices_behind=_devices_behind(problem, devices, one.groups - 1 - number % one.groups),
         )
         for number, (first, end) in enumerate(itertools.pairwise(cuts))
     ]
