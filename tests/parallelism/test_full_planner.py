@@ -38,6 +38,7 @@ CASES = {
     "no recomputation": Case(replace(FULL_SPACE, recompute="none"), range(50, 56)),
     "same layout": Case(replace(FULL_SPACE, same_layout=True), range(60, 68)),
     "interleaved": Case(replace(FULL_SPACE, virtual_stages=(1, 2)), range(70, 80)),
+    "no blocks to interleave": Case(replace(FULL_SPACE, virtual_stages=(1, 2)), range(100, 104)),
     "two nodes": Case(FULL_SPACE, range(0, 5), nodes=2),
     "stages of two nodes": Case(replace(FULL_SPACE, cross_node_stages=True), range(0, 5), nodes=2),
 }
@@ -145,3 +146,15 @@ def test_tensor_parallel_groups_that_cross_nodes_are_not_looked_at() -> None:
     entries = {key: (replace(one[0], tensor_parallel=2),) for key, one in problem.profiles.items()}
     found = micro_batches(replace(problem, profiles=entries))
     assert {costs.choice.devices for batch in found for costs in batch.choices} == {2}
+
+
+def test_no_choice_has_a_tensor_parallel_group_in_two_nodes() -> None:
+    space = replace(FULL_SPACE, cross_node_stages=True)
+    problem = random_full_problem(0, space=space, nodes=2)
+    alone = replace(problem, cluster=replace(problem.cluster, nodes=4, devices_per_node=1))
+    for each in (problem, alone):
+        for batch in micro_batches(each):
+            for costs in batch.choices:
+                choice, per_node = costs.choice, each.cluster.devices_per_node
+                assert choice.devices <= per_node or per_node % choice.tensor_parallel == 0
+    assert any(costs.choice.data_parallel == 4 for batch in micro_batches(alone) for costs in batch.choices)
