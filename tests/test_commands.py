@@ -169,3 +169,22 @@ def test_what_if_needs_a_problem_and_limits_need_what_if(run: Run) -> None:
     code, _, err = run("show", "plan.json", "--problem", "problem.json", "--time-limit", "3")
     assert code == 2
     assert "--time-limit: found no --what-if" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ("--overlap none,transfers", "found 'none,transfers'; of tensor_parallel, transfers, reduction each once"),
+        ("--overlap transfers,transfers", "each once, or none alone"),
+        ("--overlap reduction --cost-model aceso", "found --cost-model aceso, which hides nothing"),
+        ("--sharding=-1", "found '-1'; a whole number of at least 0"),
+        ("--virtual-stages 2", "found '2'; 1, and others beside it"),
+    ],
+)
+def test_options_of_the_full_cost_model_are_refused_in_one_line(run: Run, options: str, part: str) -> None:
+    model = f"{PROJECT}/models/gpt.py:tiny"
+    asked = ("--cluster", "v100_4x32gb", "--global-batch", "8", "--out", "problem.json")
+    code, out, err = run("profile", model, *asked, *options.split())
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert part in err
+    assert os.listdir() == []

@@ -112,15 +112,14 @@ def _shardings(text: str) -> tuple[int, ...]:
 def _virtual_stages(text: str) -> tuple[int, ...]:
     numbers = positives(text)
     if 1 not in numbers or len(set(numbers)) < len(numbers):
-        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; 1 and others, each once")
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; 1, and others beside it, each once: as 1,2")
     return numbers
 
 
 def _overlaps(text: str) -> tuple[str, ...]:
-    names = tuple(name for name in text.split(",") if name not in ("", "none"))
-    unknown = [name for name in names if name not in OVERLAPS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]}: one of {', '.join(OVERLAPS)}, or none")
+    names = () if text == "none" else tuple(text.split(","))
+    if not set(names) <= set(OVERLAPS) or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; of {', '.join(OVERLAPS)} each once, or none alone")
     return names
 
 
@@ -193,6 +192,8 @@ def _parallelism(
             space = replace(space, **{name: getattr(arguments, name)})
     overlap = None
     if arguments.overlap is not None:
+        if cost_model == "aceso":
+            raise InputError("--overlap: found --cost-model aceso, which hides nothing; take full, or leave it out")
         overlap = Overlap(**{name: name in arguments.overlap for name in OVERLAPS})
     return profile(
         description,

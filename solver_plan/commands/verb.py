@@ -58,7 +58,12 @@ def fraction(text: str) -> float:
 
 def whole(text: str) -> int:
     """Parse a whole number of at least 0, for argparse."""
-    return 0 if text.strip() == "0" else positive(text)
+    if text.strip() == "0":
+        return 0
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"found {text[:40]!r}; a whole number of at least 0") from None
 
 
 def wholes(text: str) -> tuple[int, ...]:

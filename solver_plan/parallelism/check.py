@@ -37,7 +37,8 @@ def evaluate_checked(problem: ParallelismProblem, plan: ParallelismPlan) -> Eval
     return evaluation
 
 
-def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[str, ...], Evaluation | None]:
+def check_structure(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[str, ...]:
+    """Return the violations that leave a plan without a price: it is no division of this model on this cluster."""
     structure = (
         *_micro_batches(problem, plan),
         *_operators(problem, plan),
@@ -49,6 +50,11 @@ def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[
     )
     if not structure and problem.cost_model == "full":
         structure = (*check_full.placement(problem, plan), *check_full.schedule(problem, plan))
+    return structure
+
+
+def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[str, ...], Evaluation | None]:
+    structure = check_structure(problem, plan)
     if structure:
         return structure, None
     try:

@@ -1,6 +1,9 @@
 """A parallelism plan, and its simulation, as tables for a terminal."""
 
+import contextlib
+
 from solver_plan.errors import InvalidPlanError
+from solver_plan.parallelism.check import check_structure
 from solver_plan.parallelism.costs import Evaluation, evaluate
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
@@ -13,11 +16,9 @@ MEGABYTE = 2**20
 def describe(plan: ParallelismPlan, problem: ParallelismProblem | None) -> str:
     """Return the stages of a plan as a table; with the problem, operator names, limits and what binds."""
     evaluation = None
-    if problem is not None:
-        try:
+    if problem is not None and not check_structure(problem, plan):  # otherwise `check` says what is wrong
+        with contextlib.suppress(InvalidPlanError):
             evaluation = evaluate(problem, plan)
-        except (InvalidPlanError, IndexError):
-            evaluation = None  # `check` says what is wrong
     sharded = any(stage.sharding for stage in plan.stages)
     headers = ["stage", "operators", "devices", "tp", "dp", *(["zero"] if sharded else [])]
     headers += ["recomputed", "ms", "memory (MB)"]

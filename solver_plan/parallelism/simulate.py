@@ -6,6 +6,8 @@ cost model charges them; under `full` what overlaps is a delay between actions.
 
 from dataclasses import dataclass
 
+from solver_plan.errors import InvalidPlanError
+from solver_plan.parallelism.check import check_structure
 from solver_plan.parallelism.costs import evaluate
 from solver_plan.parallelism.costs.full import pipeline_ms
 from solver_plan.parallelism.plan import ParallelismPlan
@@ -36,13 +38,17 @@ class Simulation:
 
 
 def simulate(problem: ParallelismProblem, plan: ParallelismPlan) -> Simulation:
-    """Play one iteration of a valid plan.
+    """Play one iteration of a plan, which may need more memory than there is.
 
     Raises
     ------
     InvalidPlanError
-        If the plan's own schedule stops in a deadlock, with the actions that wait.
+        If the plan is no division of the model on the cluster, with every violation, or if its own schedule stops in
+        a deadlock, with the actions that wait.
     """
+    violations = check_structure(problem, plan)
+    if violations:
+        raise InvalidPlanError(violations)
     evaluation = evaluate(problem, plan)
     groups, orders = orders_of(plan)
     played = play([stage.durations for stage in evaluation.stages], orders)

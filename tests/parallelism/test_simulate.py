@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,8 @@ from hypothesis import strategies as st
 
 from solver_plan.errors import InvalidPlanError
 from solver_plan.parallelism.costs import StageCost
+from solver_plan.parallelism.describe import describe
+from solver_plan.parallelism.plan import ParallelismPlan, Schedule
 from solver_plan.parallelism.schedule import ActionKind, Played, one_forward_one_backward, play
 from solver_plan.parallelism.simulate import simulate
 from tests.parallelism.problems import PER_MS, chain_of, plan_of, profile, stage
@@ -126,3 +129,23 @@ def test_a_plan_is_played_with_its_transfers() -> None:
     assert found.iteration_ms == pytest.approx(45)
     assert found.busy_ms == pytest.approx((36, 36))
     assert found.groups == ((0,), (1,))
+
+
+TWO_STAGES = plan_of(stage((0, 1), [0]), stage((1, 2), [1]))
+
+
+@pytest.mark.parametrize(
+    ("plan", "violation"),
+    [
+        (replace(TWO_STAGES, schedule=Schedule(orders=())), "schedule.orders: 0 lists"),
+        (replace(TWO_STAGES, micro_batches=TWO_STAGES.micro_batches + 1), "are not the global batch"),
+        (plan_of(stage((0, 1), [0], recompute=((0, 9),)), stage((1, 2), [1])), "recompute: \\[0, 9\\) overlaps"),
+        (plan_of(stage((0, 1), [0]), stage((1, 2), [0])), "devices"),
+    ],
+    ids=["no orders", "batch", "recompute", "devices"],
+)
+def test_what_divides_nothing_is_not_played_but_shown(plan: ParallelismPlan, violation: str) -> None:
+    problem = chain_of([[profile(input_bytes=3, output_bytes=3)]] * 2, devices=2, intra=PER_MS, inter=PER_MS)
+    with pytest.raises(InvalidPlanError, match=violation):
+        simulate(problem, plan)
+    assert describe(plan, problem).startswith("micro-batch")
