@@ -66,6 +66,7 @@ class Clock:
         self.budget = budget
         self._begin = time.monotonic()
         self._spent = 0.0
+        self._spending = threading.Lock()
         self._interrupted = threading.Event()
 
     @property
@@ -80,7 +81,8 @@ class Clock:
 
     def spend(self, deterministic_seconds: float) -> None:
         """Declare work done, in CP-SAT's unit: roughly one second of a core. For heuristics, a fixed cost per step."""
-        self._spent += deterministic_seconds
+        with self._spending:
+            self._spent += deterministic_seconds
 
     def work(self, deterministic_seconds: float) -> None:
         """Declare work done and go on only if something is left. Raises `OutOfTimeError`."""

@@ -25,7 +25,8 @@ from solver_plan.wavefront.instance import Instance, instance_of
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
 from solver_plan.wavefront.schedule import Schedule, Segment, earliest_times, plan_of, with_devices
-from solver_plan.wavefront.search import CapacitySearch, DeviceSearch
+from solver_plan.wavefront.search_capacity import CapacitySearch
+from solver_plan.wavefront.search_devices import DeviceSearch
 
 log = logging.getLogger(__name__)
 
