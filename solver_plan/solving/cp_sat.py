@@ -74,6 +74,7 @@ def solve_cp_sat(
     limit: float | None = None,
     gap_limit: float | None = None,
     workers: int | None = None,
+    seed: int | None = None,
     on_solution: Callable[[Callable[[cp_model.IntVar], int]], None] | None = None,
     on_bound: Callable[[float], None] | None = None,
     fix_to_hint: bool = False,
@@ -96,6 +97,8 @@ def solve_cp_sat(
         Relative gap to stop at; None: the budget's.
     workers
         Solver workers; None: the budget's.
+    seed
+        Random seed; None: the budget's.
     on_solution
         Called with a function from variable to value at each better solution, in a solver thread; with several workers
         in deterministic mode once, with the best. What it raises ends the search and is raised here.
@@ -139,7 +142,7 @@ def solve_cp_sat(
     parameters = solver.parameters
     budget = clock.budget
     parameters.num_workers = workers if workers is not None else budget.worker_count
-    parameters.random_seed = budget.seed
+    parameters.random_seed = budget.seed if seed is None else seed
     parameters.relative_gap_limit = budget.gap_limit if gap_limit is None else gap_limit
     parameters.log_search_progress = True
     parameters.log_to_stdout = False

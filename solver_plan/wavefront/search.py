@@ -49,6 +49,10 @@ NEIGHBOURHOOD_LIMIT = 0.5
 NEIGHBOURHOOD_SIZE = 2
 """Components to begin with."""
 LARGEST_NEIGHBOURHOOD = 5
+LARGEST_NEIGHBOURHOOD_SHARE = 0.3
+"""Of the time for neighbourhoods, at most for one."""
+MOST_DRAWS = 20
+"""Of a neighbourhood that was not tried yet."""
 SECONDS_PER_NEIGHBOURHOOD = 0.02
 """Deterministic cost of building a program: some are solved in no time at all."""
 
@@ -68,8 +72,11 @@ class Search(ABC):
     neighbourhood_limit: float = NEIGHBOURHOOD_LIMIT
     neighbourhood_size: int = NEIGHBOURHOOD_SIZE
     largest_neighbourhood: int = LARGEST_NEIGHBOURHOOD
+    growth: int = LARGEST_NEIGHBOURHOOD
+    """From one more component than this on, each one doubles the limit."""
     patience: int = 1
-    """Neighbourhoods without a better plan, relative to the components, after which larger ones are tried."""
+    """Neighbourhoods without a better plan, relative to the components, after which larger ones are tried: fewer in
+    proportion where the limit is higher."""
     neighbourhoods_at_once: int = 1
     """Each in a thread of its own."""
 
@@ -148,7 +155,8 @@ class Search(ABC):
     def neighbourhoods(self, share: float) -> None:
         """Re-optimise components that run at one time, belong together, or any few, for a share of the budget."""
         size = self.neighbourhood_size
-        failed = 0
+        failed, longer = 0, 1
+        tried: set[frozenset[int]] = set()
         end_at = self.clock.remaining - share
         at_work: set[Future[Take]] = set()
         with ThreadPoolExecutor(self.neighbourhoods_at_once, "neighbourhood") as threads:
@@ -158,20 +166,36 @@ class Search(ABC):
                     continue
                 while len(at_work) < self.neighbourhoods_at_once:
                     self.clock.spend(SECONDS_PER_NEIGHBOURHOOD)
-                    work = self.neighbourhood_work(self._neighbourhood(size), self.neighbourhood_limit)
+                    limit = min(self.neighbourhood_limit * longer, share * LARGEST_NEIGHBOURHOOD_SHARE)
+                    work = self.neighbourhood_work(self._untried(size, tried), limit)
                     at_work.add(threads.submit(work))
                 ended, at_work = wait(at_work, return_when=FIRST_COMPLETED)
                 for each in ended:
-                    failed = 0 if each.result()() else failed + 1
-                if failed > self.patience * len(self.instance.layers):
+                    if each.result()():
+                        failed = 0
+                        tried.clear()
+                    else:
+                        failed += 1
+                if failed > self.patience * len(self.instance.layers) // longer:
                     failed = 0
                     size += 1
-                    if size > self.largest_neighbourhood:
+                    if size > min(self.largest_neighbourhood, len(self.instance.layers)):
                         size = self.neighbourhood_size
                         _take_all(at_work)
                         at_work = set()
+                        tried.clear()
                         self.restart()
+                    longer = 2 ** max(0, size - self.growth)
             _take_all(at_work)
+
+    def _untried(self, size: int, tried: set[frozenset[int]]) -> frozenset[int]:
+        """Return a neighbourhood that was not tried on this plan, if one is soon found, and note it."""
+        for _ in range(MOST_DRAWS):
+            found = self._neighbourhood(size)
+            if found not in tried:
+                break
+        tried.add(found)
+        return found
 
     def _neighbourhood(self, size: int) -> frozenset[int]:
         instance = self.instance

@@ -21,11 +21,12 @@ log = logging.getLogger(__name__)
 ROUND_SHARE = 0.12
 FRESH_ROUNDS = 6
 """As in the other search; rounds end far apart here, so more fresh ones."""
-ANNEALING_SHARE = 0.2
+ANNEALING_SHARE = 0.1
 NEIGHBOURHOOD_LIMIT = 2.5
 NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
-LARGEST_NEIGHBOURHOOD = 4
+GROWTH = 4
+LARGEST_NEIGHBOURHOOD = 7
 PATIENCE = 2
 MOST_PROGRAMS_AT_ONCE = 8
 RESTART_SHARE = 0.05
@@ -33,7 +34,7 @@ RESTART_SHARE = 0.05
 MOST_SLICES_IN_NEIGHBOURHOOD = 150
 SLICES_SHARE = 0.95
 """Of the neighbourhoods, for the program of few slices: the other one knows more device sets, but is slow."""
-LEAST_GAIN = 1e-4
+LEAST_GAIN = 5e-4
 """Of the objective, that a neighbourhood has to bring."""
 
 
@@ -45,6 +46,7 @@ class DeviceSearch(Search):
     neighbourhood_limit = NEIGHBOURHOOD_LIMIT
     neighbourhood_size = NEIGHBOURHOOD_SIZE
     largest_neighbourhood = LARGEST_NEIGHBOURHOOD
+    growth = GROWTH
     patience = PATIENCE
 
     def __init__(
@@ -61,6 +63,8 @@ class DeviceSearch(Search):
         self.neighbourhoods_at_once = 1 if budget.deterministic else min(MOST_PROGRAMS_AT_ONCE, budget.worker_count)
         self.best: tuple[float, float, Schedule] | None = None
         """What is being improved: bytes beyond the memory, objective, schedule."""
+        self.annealed: list[tuple[float, Schedule]] = []
+        """Plans that annealing from the starts has ended with, and that have not been improved yet: objective, plan."""
 
     def first(self, share: float) -> None:
         """Anneal each start for a short time."""
@@ -78,19 +82,27 @@ class DeviceSearch(Search):
         schedule, objective, excess = anneal_devices(
             self.instance, start, self.clock, share, seed, self._tell, heat=heat
         )
+        self._take_annealed(schedule, objective, excess)
+
+    def _take_annealed(self, schedule: Schedule, objective: float, excess: float) -> None:
         log.info("annealed to %g, %g bytes beyond the memory", objective, excess)
+        if excess == 0:
+            self.annealed.append((objective, schedule))
         self._take(schedule, objective, excess)
 
     def _take(self, schedule: Schedule, objective: float, excess: float, source: str = ANNEALING) -> bool:
+        """Go on from a schedule if it is better than the best one since the last restart."""
         if self.best is not None and (excess, objective) >= self.best[:2]:
             return False
         self.best = excess, objective, schedule
-        return excess == 0 and self.offer(schedule, source)
+        if excess == 0:
+            self.offer(schedule, source)
+        return True
 
     def round(self, number: int, share: float, beside: bool = False) -> Round:
         """Return the next round: from the next start, or after some rounds from the best."""
         assert self.best is not None
-        fresh = number < FRESH_ROUNDS
+        fresh = number < FRESH_ROUNDS or beside
         start = self.starts[number % len(self.starts)] if fresh else self.best[2]
         heat = 1.0 if fresh else REHEAT
         return Round(start, share, self.clock.budget.seed + 100 + number, heat, AREA_WEIGHT)
@@ -103,7 +115,7 @@ class DeviceSearch(Search):
     def take(self, found: Annealed) -> None:
         """Keep what another process found, if it is better."""
         assert isinstance(found.best, Schedule)
-        self._take(found.best, found.objective, found.excess_bytes)
+        self._take_annealed(found.best, found.objective, found.excess_bytes)
 
     def _tell(self, schedule: Schedule, objective: float) -> None:
         self._take(schedule, objective, 0.0)
@@ -111,8 +123,8 @@ class DeviceSearch(Search):
     def solve_whole(self, limit: float) -> None:
         """Prove optimality with a piece for each layer."""
         assert self.best is not None
-        excess, objective, schedule = self.best
-        slow = objective if excess == 0 else 3 * sum(self.instance.shortest_ms(c) for c in self.instance.components)
+        schedule = self.best[2]
+        slow = self.incumbent.objective or 3 * sum(self.instance.shortest_ms(c) for c in self.instance.components)
         built: DeviceModel | DeviceSetModel
         pieces = whole_problem(self.instance, schedule)
         if self.instance.devices <= MOST_DEVICES:
@@ -137,15 +149,22 @@ class DeviceSearch(Search):
         assert self.best is not None
         limit = self.instance.memory_limit
         beyond = limit is not None and max(predicted.device_memory_bytes) > limit
-        if beyond or predicted.makespan_ms >= self.best[1]:
-            return False
-        self.best = 0.0, predicted.makespan_ms, schedule
-        self.offer(schedule, CP_SAT)
-        return True
+        return not beyond and self._take(schedule, predicted.makespan_ms, 0.0, CP_SAT)
 
     def _bound(self, bound_ms: float) -> None:
         if self.incumbent.objective is not None:
             self.incumbent.raise_bound(min(bound_ms, self.incumbent.objective), CP_SAT)
+
+    def neighbourhoods(self, share: float) -> None:
+        """Re-optimise from the best plan, later from others that annealing has ended with."""
+        self._drop_alike()
+        super().neighbourhoods(share)
+
+    def _drop_alike(self) -> None:
+        """Forget what annealing has ended with that is as long as the plan that is improved now: likely the same."""
+        assert self.best is not None
+        objective = self.best[1]
+        self.annealed = [each for each in self.annealed if each[0] != objective]
 
     def suits_neighbourhoods(self) -> bool:
         """Tell whether the best plan keeps the memory, and the programs around it are small enough."""
@@ -159,6 +178,7 @@ class DeviceSearch(Search):
         _, objective, schedule = self.best
         horizon = objective * (1 - LEAST_GAIN)
         few_slices = self.rng.random() < SLICES_SHARE
+        seed = self.rng.randrange(2**31)
 
         def work() -> Take:
             built: DeviceModel | SliceModel
@@ -166,7 +186,9 @@ class DeviceSearch(Search):
                 built = SliceModel(self.instance, schedule, horizon, free)
             else:
                 built = DeviceModel(self.instance, neighbourhood(schedule, free, 3), horizon)
-            outcome = solve_cp_sat(built.model, self.clock, limit=limit, gap_limit=0.0, light=True, workers=1)
+            outcome = solve_cp_sat(
+                built.model, self.clock, limit=limit, gap_limit=0.0, light=True, workers=1, seed=seed
+            )
             if outcome.values is None:
                 return lambda: False
             found = built.read(outcome.values)
@@ -175,12 +197,17 @@ class DeviceSearch(Search):
         return work
 
     def restart(self) -> None:
-        """Anneal from a start; the incumbent is kept where it is."""
-        seed = self.rng.randrange(2**31)
+        """Go on from the next best that annealing has found, or anneal anew; the incumbent is kept where it is."""
         self.best = None
-        self._anneal(
-            self.starts[seed % len(self.starts)], self.clock.budget.time_limit_s * RESTART_SHARE, seed, heat=1.0
-        )
+        if self.annealed:
+            self.best = 0.0, *min(self.annealed, key=lambda each: each[0])
+        else:
+            seed = self.rng.randrange(2**31)
+            limit = self.clock.budget.time_limit_s * RESTART_SHARE
+            self._anneal(self.starts[seed % len(self.starts)], limit, seed, heat=1.0)
+        self._drop_alike()
+        assert self.best is not None
+        log.info("neighbourhoods go on from %g", self.best[1])
 
     def spans(self) -> list[tuple[float, float]]:
         """Return when each component starts and ends in the plan that is being improved."""
