@@ -26,7 +26,7 @@ NEIGHBOURHOOD_LIMIT = 2.5
 NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
 GROWTH = 4
-LARGEST_NEIGHBOURHOOD = 7
+LARGEST_NEIGHBOURHOOD = 4
 PATIENCE = 2
 MOST_PROGRAMS_AT_ONCE = 8
 RESTART_SHARE = 0.05
