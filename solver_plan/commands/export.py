@@ -50,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
     write_text_out(export.text, out)
     for remark in export.remarks:
         print(remark, file=people(out == STANDARD_OUTPUT))
-    return InvalidPlanError.exit_code if export.violations else 0
+    return 0 if export.fits else InvalidPlanError.exit_code
 
 
 EXPORT = Verb(

@@ -91,7 +91,7 @@ def _layout(
             for degrees_of in [dict.fromkeys((one.tensor_parallel, one.data_parallel) for one in stage.layout)]
         )
         more = ", …" if len(plan.stages) > MOST_NAMED + 1 else ""
-        found.append(Loss("layout", f"{shown}{more}; {target.name} has one layout for all stages"))
+        found.append(Loss("layout", f"{shown}{more}; {target.name} has one layout for all (space.same_layout)"))
         return None
     odd = [(t, d, k) for t, d, k in layouts if k and t > 1 and several]
     if odd:
@@ -174,7 +174,9 @@ def _sharding(plan: ParallelismPlan, target: Target, groups: int, found: list[Lo
         return 0
     if len(values) > 1:
         shown = ", ".join(str(value) for value in sorted(values))
-        found.append(Loss("sharding", f"stages of ZeRO {shown}; {target.name} has one ZeRO stage for all"))
+        found.append(
+            Loss("sharding", f"stages of ZeRO {shown}; {target.name} has one ZeRO stage for all (space.same_layout)")
+        )
         return None
     value = values.pop()
     degrees = {one.tensor_parallel for stage in plan.stages for one in stage.layout}
@@ -182,7 +184,7 @@ def _sharding(plan: ParallelismPlan, target: Target, groups: int, found: list[Lo
     if value not in allowed:
         pipeline = " in a pipeline" if groups > 1 else " with tensor parallelism" if max(degrees) > 1 else ""
         shown = ", ".join(map(str, allowed))
-        found.append(Loss("sharding", f"ZeRO {value}; {target.name} has {shown}{pipeline}"))
+        found.append(Loss("sharding", f"ZeRO {value}; {target.name} has {shown}{pipeline} (space.sharding)"))
         return None
     return value
 

@@ -33,8 +33,8 @@ def megatron_arguments(problem: ParallelismProblem, chain: LayerChain, configura
         parameter = problem.bytes_per_parameter
         if parameter is not None and parameter.weight == 2 and parameter.gradient == 4:
             arguments.append("--accumulate-allreduce-grads-in-fp32")
-    if not any(operator.shares_weights_with for operator in problem.operators):
-        arguments.append("--untie-embeddings-and-output-weights")
+        if not any(operator.shares_weights_with for operator in problem.operators):
+            arguments.append("--untie-embeddings-and-output-weights")
     return arguments
 
 
@@ -87,14 +87,15 @@ def _overlap(problem: ParallelismProblem, configuration: Configuration) -> list[
         arguments.append("--overlap-grad-reduce")
         if configuration.sharding:
             arguments.append("--overlap-param-gather")
-    if problem.overlap.tensor_parallel and configuration.tensor_parallel > 1:
+    if problem.overlap.tensor_parallel and problem.sequence_parallel and configuration.tensor_parallel > 1:
         arguments.append("--tp-comm-overlap")
     return arguments
 
 
 def megatron_notes(problem: ParallelismProblem, configuration: Configuration) -> list[str]:
     """Return what a reader of the arguments must know beside them."""
-    notes = [f"left to you: {LEFT_OUT}"]
+    more = "" if problem.cost_model == "full" else ", whether the head has its own weights"
+    notes = [f"left to you: {LEFT_OUT}{more}"]
     parameter = problem.bytes_per_parameter
     if problem.cost_model == "full" and parameter is not None and parameter.weight == parameter.gradient == 2:
         notes.append(
@@ -102,6 +103,10 @@ def megatron_notes(problem: ParallelismProblem, configuration: Configuration) ->
         )
     if problem.cost_model == "full" and configuration.sharding > 1 and configuration.data_parallel > 1:
         notes.append("Megatron-FSDP wants CUDA_DEVICE_MAX_CONNECTIONS unset")
+    if problem.overlap.tensor_parallel and not problem.sequence_parallel and configuration.tensor_parallel > 1:
+        notes.append(
+            "tensor-parallel collectives were priced as overlapped; --tp-comm-overlap wants --sequence-parallel"
+        )
     if problem.overlap.transfers and configuration.groups > 1 and configuration.virtual_stages == 1:
         notes.append(
             "transfers between stages were priced as overlapped; Megatron-LM overlaps them with virtual stages only"

@@ -20,7 +20,9 @@ from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 
 MOST_EVALUATIONS = 400
-"""Plans that are priced before cuts are moved no more; some 10 ms each."""
+"""Plans that are priced before cuts are moved no more."""
+MOST_OPERATORS = 500_000
+"""The same by their operators: some 8 us each."""
 NOTHING = Recomputation("nothing")
 Cuts = tuple[int, ...]
 
@@ -34,11 +36,13 @@ class Priced:
     evaluation: Evaluation
     excess_bytes: float
     """By how much the stages exceed the memory, together."""
+    outside: bool
+    """The problem's space has no such plan."""
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """What fits comes first, then what is fast."""
-        return self.excess_bytes, self.evaluation.iteration_ms
+    def rank(self) -> tuple[float, bool, float]:
+        """What fits comes first, then what the problem's space has, then what is fast."""
+        return self.excess_bytes, self.outside, self.evaluation.iteration_ms
 
 
 def nearest(
@@ -182,7 +186,7 @@ class _Search:
 
     def __init__(self, problem: ParallelismProblem, chain: LayerChain, target: Target) -> None:
         self.problem, self.chain, self.target = problem, chain, target
-        self.evaluations = 0
+        self.left = min(MOST_EVALUATIONS, MOST_OPERATORS // chain.operators)
         space = replace(
             problem.space,
             max_stages=None,
@@ -201,7 +205,7 @@ class _Search:
 
     def price(self, configuration: Configuration) -> Priced | None:
         """Return what a configuration costs; None if it is no plan of the problem, or was not profiled."""
-        self.evaluations += 1
+        self.left -= 1
         plan = plan_of(self.problem, self.chain, configuration)
         if check_structure(self.anywhere, plan):
             return None
@@ -211,7 +215,7 @@ class _Search:
             return None
         limit = self.problem.cluster.usable_bytes_per_device + ROUNDING_BYTES
         excess = sum(max(0.0, stage.memory_bytes - limit) for stage in evaluation.stages)
-        return Priced(configuration, plan, evaluation, excess)
+        return Priced(configuration, plan, evaluation, excess, bool(check_structure(self.problem, plan)))
 
     def best_of(self, start: Configuration, fixed: Recomputation | None) -> Priced | None:
         """Return the best recomputation for a configuration."""
@@ -225,21 +229,27 @@ class _Search:
         return min((one for one in found if one is not None), key=lambda one: one.rank, default=None)
 
     def move_cuts(self, best: Priced) -> Priced:
-        """Return the best that is reached by moving one cut by one layer at a time."""
-        bounds = (0, *self.chain.cuts, self.chain.operators)
-        improved = True
-        while improved and self.evaluations < MOST_EVALUATIONS:
+        """Return the best that is reached by moving one cut at a time, by fewer and fewer layers."""
+        stages = best.configuration.stages
+        step = max(1, len(self.chain.layers) // (4 * stages))
+        while step and self.left > 0:
             improved = False
-            for number, step in itertools.product(range(1, best.configuration.stages), (-1, 1)):
-                cuts = best.configuration.cuts
-                cut = bounds[bounds.index(cuts[number]) + step]
-                if not cuts[number - 1] < cut < cuts[number + 1] or self.evaluations >= MOST_EVALUATIONS:
+            for number, way in itertools.product(range(1, stages), (-step, step)):
+                cuts = self._moved(best.configuration.cuts, number, way)
+                if cuts is None or self.left <= 0:
                     continue
-                moved = (*cuts[:number], cut, *cuts[number + 1 :])
-                found = self.best_of(replace(best.configuration, cuts=moved), None)
+                found = self.best_of(replace(best.configuration, cuts=cuts), None)
                 if found is not None and found.rank < best.rank:
                     best, improved = found, True
+            step = step if improved else step // 2
         return best
+
+    def _moved(self, cuts: Cuts, number: int, step: int) -> Cuts | None:
+        bounds = (0, *self.chain.cuts, self.chain.operators)
+        place = bounds.index(cuts[number]) + step
+        if not 0 < place < len(bounds) - 1 or not cuts[number - 1] < bounds[place] < cuts[number + 1]:
+            return None
+        return (*cuts[:number], bounds[place], *cuts[number + 1 :])
 
 
 def _least_that(price: Callable[[Recomputation], Priced | None], steps: Sequence[Recomputation]) -> Priced | None:

@@ -43,7 +43,8 @@ class OffloadExport:
     @property
     def fraction(self) -> float:
         """Of the parameters, updated on the CPU; rounded down, for a parameter more would not be the nearest."""
-        return self.cpu_parameters * 10**DIGITS // max(1, self.parameters) / 10**DIGITS
+        steps: int = 10**DIGITS
+        return self.cpu_parameters * steps // max(1, self.parameters) / steps
 
 
 def export_offload(problem: OffloadProblem, plan: OffloadPlan, target: Target) -> OffloadExport:

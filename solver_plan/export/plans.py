@@ -21,7 +21,7 @@ from solver_plan.export.torchtitan import schedule_rows, torchtitan_function, to
 from solver_plan.offload.check import period_of
 from solver_plan.offload.plan import OffloadPlan
 from solver_plan.offload.problem import OffloadProblem
-from solver_plan.parallelism.check import check, evaluate_checked
+from solver_plan.parallelism.check import RELATIVE_TOLERANCE, check, evaluate_checked
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.report.printable import printable
@@ -49,8 +49,10 @@ class Export:
     """Predicted time of the plan."""
     exported_ms: float
     """Predicted time of what is exported."""
+    fits: bool
+    """What is exported fits the memory."""
     violations: tuple[str, ...]
-    """Of the problem, by what is exported: memory above all."""
+    """Of the problem, by what is exported: memory, or a choice that its space leaves out."""
     remarks: tuple[str, ...]
     """For a reader: system and version, size, losses, what is left to do. They stand in the configuration, too."""
 
@@ -134,6 +136,7 @@ def _export_pipeline(
         losses=tuple(losses),
         plan_ms=own.iteration_ms,
         exported_ms=found.evaluation.iteration_ms,
+        fits=not found.excess_bytes,
         violations=violations,
         remarks=tuple(remarks),
     )
@@ -196,7 +199,7 @@ def _pipeline_remarks(
     configuration, evaluation = found.configuration, found.evaluation
     remarks = [f"for {target.title}, on {_ranks(problem, configuration)}"]
     remarks += [f"lost: {loss}" for loss in losses]
-    remarks.append(_prediction("an iteration", plan_ms, evaluation.iteration_ms, bool(losses)))
+    remarks.append(_prediction("an iteration", plan_ms, evaluation.iteration_ms))
     limit = problem.cluster.usable_bytes_per_device
     fullest = max(range(configuration.stages), key=lambda stage: evaluation.stages[stage].memory_bytes)
     most = evaluation.stages[fullest].memory_bytes
@@ -209,7 +212,7 @@ def _pipeline_remarks(
             f"exported: {_stages(configuration)}, tp {configuration.tensor_parallel}, dp "
             f"{configuration.data_parallel}, ZeRO {configuration.sharding}; {configuration.recomputation}"
         )
-        remarks += _grid_remark(problem, chain, target, evaluation.iteration_ms)
+        remarks += _grid_remark(problem, chain, target, found)
     remarks += [f"outside the problem: {line}" for line in violations]
     if target is MEGATRON:
         notes = megatron_notes(problem, configuration)
@@ -225,8 +228,8 @@ def _stages(configuration: Configuration) -> str:
     return f"{configuration.groups} stages" + (f" of {virtual} virtual ones" if virtual > 1 else "")
 
 
-def _grid_remark(problem: ParallelismProblem, chain: LayerChain, target: Target, exported_ms: float) -> list[str]:
-    """Say so if the uniform grid, which planning always tries, is faster and loses nothing."""
+def _grid_remark(problem: ParallelismProblem, chain: LayerChain, target: Target, found: Priced) -> list[str]:
+    """Say so if the uniform grid, which planning always tries, is better and loses nothing."""
     from solver_plan.parallelism.planner import Planner  # slow to load, and only lossy exports need it
 
     budget = Budget(time_limit_s=GRID_LIMIT_S, deterministic=True)
@@ -235,11 +238,10 @@ def _grid_remark(problem: ParallelismProblem, chain: LayerChain, target: Target,
     except SolverPlanError:
         return []
     grid_ms = evaluate_checked(problem, grid).iteration_ms
-    if grid_ms >= exported_ms or losses_of(problem, grid, chain, target)[0]:
+    better = found.excess_bytes or grid_ms < found.evaluation.iteration_ms
+    if not better or losses_of(problem, grid, chain, target)[0]:
         return []
-    return [
-        f"faster: the uniform grid (plan --heuristic grid) takes {grid_ms:.3f} ms, and {target.name} can be told it"
-    ]
+    return [f"better: the uniform grid (plan --heuristic grid) fits, takes {grid_ms:.3f} ms and loses nothing"]
 
 
 def _ranks(problem: ParallelismProblem, configuration: Configuration) -> str:
@@ -250,8 +252,8 @@ def _ranks(problem: ParallelismProblem, configuration: Configuration) -> str:
     return f"{nodes} nodes of {per_node} ranks" + (f" and {rest} ranks of one more" if rest else "")
 
 
-def _prediction(what: str, plan_ms: float, exported_ms: float, lossy: bool) -> str:
-    if not lossy:
+def _prediction(what: str, plan_ms: float, exported_ms: float) -> str:
+    if abs(exported_ms - plan_ms) <= RELATIVE_TOLERANCE * plan_ms:
         return f"predicted: {what} takes {exported_ms:.3f} ms, as planned"
     change = f" ({(exported_ms / plan_ms - 1) * 100:+.2f} %)" if plan_ms else ""
     return f"predicted: {what} takes {exported_ms:.3f} ms{change}, the plan {plan_ms:.3f} ms"
@@ -264,7 +266,7 @@ def _export_offload(problem: OffloadProblem, plan: OffloadPlan, target: Target, 
     exported_ms = period_of(problem, found.nearest)
     remarks = [f"for {target.title}"]
     remarks += [f"lost: {loss}" for loss in found.losses]
-    remarks.append(_prediction("a period", plan_ms, exported_ms, bool(found.losses)))
+    remarks.append(_prediction("a period", plan_ms, exported_ms))
     used, room = found.nearest.predicted.gpu_state_bytes, problem.gpu_state_bytes
     remarks.append(
         f"{found.cpu_parameters} of {found.parameters} parameters are updated on the CPU; optimizer state on the "
@@ -286,6 +288,7 @@ def _export_offload(problem: OffloadProblem, plan: OffloadPlan, target: Target, 
         losses=tuple(found.losses),
         plan_ms=plan_ms,
         exported_ms=exported_ms,
+        fits=True,
         violations=(),
         remarks=tuple(remarks),
     )
