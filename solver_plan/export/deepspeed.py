@@ -1,6 +1,6 @@
 """A DeepSpeed configuration file, with what `PipelineModule` is to be told beside it, under ``solver_plan``.
 
-Names as in DeepSpeed edaa7221 (2026-08-22): `runtime/config.py`, `runtime/zero/config.py`, `runtime/pipe/module.py`,
+Names as in DeepSpeed 0.19.8 (2026-10-20): `runtime/config.py`, `runtime/zero/config.py`, `runtime/pipe/module.py`,
 `runtime/tensor_parallel/config.py`. DeepSpeed reads only the keys that it knows.
 """
 

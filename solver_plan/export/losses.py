@@ -179,10 +179,9 @@ def _sharding(plan: ParallelismPlan, target: Target, groups: int, found: list[Lo
         )
         return None
     value = values.pop()
-    degrees = {one.tensor_parallel for stage in plan.stages for one in stage.layout}
-    allowed = target.shardings(groups, max(degrees))
+    allowed = target.shardings(groups)
     if value not in allowed:
-        pipeline = " in a pipeline" if groups > 1 else " with tensor parallelism" if max(degrees) > 1 else ""
+        pipeline = " in a pipeline" if groups > 1 else ""
         shown = ", ".join(map(str, allowed))
         found.append(Loss("sharding", f"ZeRO {value}; {target.name} has {shown}{pipeline} (space.sharding)"))
         return None

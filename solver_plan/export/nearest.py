@@ -60,7 +60,7 @@ def nearest(
     for layout, groups, virtual in _layouts(problem, plan, chain, kept):
         own = kept.layout is not None and groups * virtual == len(plan.stages)
         tensor_parallel, data_parallel, partition = layout
-        allowed = target.shardings(groups, tensor_parallel)
+        allowed = target.shardings(groups)
         if kept.sharding in allowed:
             shardings: Sequence[int] = (kept.sharding,)
         else:
@@ -229,13 +229,12 @@ class _Search:
         return min((one for one in found if one is not None), key=lambda one: one.rank, default=None)
 
     def move_cuts(self, best: Priced) -> Priced:
-        """Return the best that is reached by moving one cut at a time, by fewer and fewer layers."""
-        stages = best.configuration.stages
-        step = max(1, len(self.chain.layers) // (4 * stages))
+        """Return the best that is reached by moving layers from one stage to another, fewer and fewer at a time."""
+        step = max(1, len(self.chain.layers) // (4 * best.configuration.stages))
         while step and self.left > 0:
             improved = False
-            for number, way in itertools.product(range(1, stages), (-step, step)):
-                cuts = self._moved(best.configuration.cuts, number, way)
+            for giver, taker in _moves(best.evaluation):
+                cuts = self._moved(best.configuration.cuts, giver, taker, step)
                 if cuts is None or self.left <= 0:
                     continue
                 found = self.best_of(replace(best.configuration, cuts=cuts), None)
@@ -244,12 +243,25 @@ class _Search:
             step = step if improved else step // 2
         return best
 
-    def _moved(self, cuts: Cuts, number: int, step: int) -> Cuts | None:
+    def _moved(self, cuts: Cuts, giver: int, taker: int, step: int) -> Cuts | None:
+        """Return the cuts after a stage gave so many layers to another, those between passing them on."""
         bounds = (0, *self.chain.cuts, self.chain.operators)
-        place = bounds.index(cuts[number]) + step
-        if not 0 < place < len(bounds) - 1 or not cuts[number - 1] < bounds[place] < cuts[number + 1]:
+        between = range(giver + 1, taker + 1) if giver < taker else range(taker + 1, giver + 1)
+        way = -step if giver < taker else step
+        places = [bounds.index(cut) + (way if number in between else 0) for number, cut in enumerate(cuts)]
+        if any(one >= two for one, two in itertools.pairwise(places)):
             return None
-        return (*cuts[:number], bounds[place], *cuts[number + 1 :])
+        return tuple(bounds[place] for place in places)
+
+
+def _moves(evaluation: Evaluation) -> list[tuple[int, int]]:
+    """Return (giver, taker): the slowest and the fullest stage give to any, every stage to its neighbours."""
+    stages = range(len(evaluation.stages))
+    slowest = max(stages, key=lambda stage: evaluation.stages[stage].stage_ms)
+    fullest = max(stages, key=lambda stage: evaluation.stages[stage].memory_bytes)
+    moves = [(giver, taker) for giver in (slowest, fullest) for taker in stages if giver != taker]
+    moves += [(giver, taker) for giver in stages for taker in (giver - 1, giver + 1) if taker in stages]
+    return list(dict.fromkeys(moves))
 
 
 def _least_that(price: Callable[[Recomputation], Priced | None], steps: Sequence[Recomputation]) -> Priced | None:

@@ -3,7 +3,7 @@
 Megatron-LM  the first parameters are updated on the CPU until their number reaches a fraction of all
              (`core/optimizer/cpu_offloading/hybrid_optimizer.py`, d98e8a64)
 DeepSpeed    ZeRO 3 keeps the last sub-groups of parameters on the CPU, a ratio of their number
-             (`runtime/zero/stage3.py`, edaa7221)
+             (`runtime/zero/stage3.py`, 0.19.8)
 
 Both update after the last backward, and the next forward waits for all. So the nearest plan has the layers of one end
 on the CPU, as few as hold the parameters that the plan does not keep on the device, and is timed with that rule.

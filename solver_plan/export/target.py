@@ -21,8 +21,8 @@ class Target:
     """It runs any order of forwards and backwards."""
     rules: tuple[Rule, ...]
     """Of recomputation."""
-    shardings: Callable[[int, int], tuple[int, ...]]
-    """ZeRO stages that it has with so many groups of devices and this tensor parallel degree."""
+    shardings: Callable[[int], tuple[int, ...]]
+    """ZeRO stages that it has with so many groups of devices."""
     sequence_parallel: Callable[[Configuration], bool]
     """It can divide along the sequence what tensor parallelism leaves whole."""
 
@@ -34,35 +34,33 @@ MEGATRON = Target(
     interleaves=True,
     custom_orders=False,
     rules=("nothing", "core_attention", "first_layers", "every_layer"),
-    shardings=lambda groups, tensor_parallel: (0, 1, 2, 3) if groups == 1 else (0, 1),
+    shardings=lambda groups: (0, 1, 2, 3) if groups == 1 else (0, 1),
     sequence_parallel=lambda configuration: True,
 )
 """Weights and gradients are sharded (ZeRO 2 and 3) by Megatron-FSDP, which is used without a pipeline."""
 
 TORCHTITAN = Target(
     name="torchtitan",
-    title="torchtitan b5bcd76c (2026-08-21)",
+    title="torchtitan 0.3.0 (2026-09-03)",
     equal_layers=True,
     interleaves=True,
     custom_orders=True,
     rules=("nothing", "every_layer"),
-    shardings=lambda groups, tensor_parallel: (0, 2, 3),
+    shardings=lambda groups: (0, 2, 3),
     sequence_parallel=lambda configuration: True,
 )
 """Replicas are equal (ZeRO 0) or sharded by FSDP, whose weights stay whole after the forward (2) or do not (3)."""
 
 DEEPSPEED = Target(
     name="deepspeed",
-    title="DeepSpeed edaa7221 (2026-08-22)",
+    title="DeepSpeed 0.19.8 (2026-10-20)",
     equal_layers=False,
     interleaves=False,
     custom_orders=False,
     rules=("nothing", "every_layer"),
-    shardings=lambda groups, tensor_parallel: (
-        (0, 1) if groups > 1 else (0, 1, 2) if tensor_parallel > 1 else (0, 1, 2, 3)
-    ),
+    shardings=lambda groups: (0, 1) if groups > 1 else (0, 1, 2, 3),
     sequence_parallel=lambda configuration: configuration.groups > 1,
 )
-"""`PipelineModule` refuses ZeRO 2 and 3, AutoTP refuses ZeRO 3. With a pipeline the model itself splits its tensors."""
+"""`PipelineModule` refuses ZeRO 2 and 3. With a pipeline the model itself splits its tensors."""
 
 TARGETS = {target.name: target for target in (MEGATRON, TORCHTITAN, DEEPSPEED)}

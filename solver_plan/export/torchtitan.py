@@ -1,16 +1,17 @@
 """A Python function that sets a torchtitan configuration: its configurations are functions, not files.
 
-Names as in torchtitan b5bcd76c (2026-08-21): `torchtitan/config/configs.py` (`ParallelismConfig`),
-`distributed/activation_checkpoint.py` (`FullAC`), `distributed/pipeline_parallel.py` (module names). Those of the token
-budget (`TrainingConfig`) were read in a version of the weeks after it. The schedule file is what
-`torch.distributed.pipelining` reads as ``compute_only``: a line for each rank of the pipeline, actions by commas.
+Names as in torchtitan 0.3.0 (2026-09-03): `torchtitan/config/configs.py` (`ParallelismConfig`, `TrainingConfig`),
+`distributed/activation_checkpoint.py` (`FullAC`), `distributed/pipeline_parallel.py` (module names). Its main branch
+(b5bcd76c, 2026-08-21, and after) counts batches in tokens and has `num_pp_microbatches`: the function sees which it is
+given. The schedule file is what `torch.distributed.pipelining` reads as ``compute_only``: a line for each rank of the
+pipeline, actions by commas.
 """
 
 from solver_plan.export.configuration import Configuration, layers_of_stages
 from solver_plan.export.layers import LayerChain
 from solver_plan.parallelism.problem import ParallelismProblem
 
-LEFT_OUT = "the model, max_context_length, precision, optimizer, data: set them in the configuration that is passed in"
+LEFT_OUT = "the model, sequence length, precision, optimizer, data: set them in the configuration that is passed in"
 
 
 def torchtitan_function(
@@ -42,11 +43,7 @@ def torchtitan_function(
     ]
     for name, value in _parallelism(problem, chain, configuration, schedule_file):
         lines += _assignment(f"    parallelism.{name} = ", value)
-    batch, number = configuration.replica_batch, configuration.micro_batch_size * configuration.micro_batches
-    lines += [
-        f"    training.num_tokens_per_microbatch_per_dp_rank = {batch} * training.max_context_length",
-        f"    training.num_tokens_per_train_step = {number} * training.max_context_length",
-    ]
+    lines += _batches(configuration)
     lines += [f"    config.activation_checkpoint = {'FullAC.Config()' if full else 'None'}", "    return config"]
     return "\n".join(lines) + "\n"
 
@@ -85,10 +82,7 @@ def _parallelism(
         ("pipeline_parallel_degree", configuration.groups),
     ]
     if configuration.groups > 1:
-        values += [
-            ("module_fqns_per_model_part", module_names(chain, configuration)),
-            ("num_pp_microbatches", configuration.micro_batches),
-        ]
+        values.append(("module_fqns_per_model_part", module_names(chain, configuration)))
         if schedule_file is None:
             name = "1F1B" if configuration.virtual_stages == 1 else "Interleaved1F1B"
             values.append(("pipeline_parallel_schedule", name))
@@ -98,6 +92,29 @@ def _parallelism(
                 ("pipeline_parallel_schedule_csv", schedule_file),
             ]
     return values
+
+
+def _batches(configuration: Configuration) -> list[str]:
+    """Return the lines that set batch sizes; without a pipeline micro-batches are steps of gradient accumulation."""
+    batch, number = configuration.replica_batch, configuration.micro_batches
+    total = configuration.micro_batch_size * number
+    tokens = [
+        f"training.num_tokens_per_microbatch_per_dp_rank = {batch} * training.max_context_length",
+        f"training.num_tokens_per_train_step = {total} * training.max_context_length",
+    ]
+    samples = [
+        f"training.local_batch_size = {batch * number if configuration.groups > 1 else batch}",
+        f"training.global_batch_size = {total}",
+    ]
+    if configuration.groups > 1:
+        tokens.append(f"parallelism.num_pp_microbatches = {number}")
+        samples.append(f"parallelism.pipeline_parallel_microbatch_size = {batch}")
+    return [
+        '    if hasattr(parallelism, "num_pp_microbatches"):  # after 0.3.0',
+        *(f"        {line}" for line in tokens),
+        "    else:",
+        *(f"        {line}" for line in samples),
+    ]
 
 
 def _assignment(left: str, value: object) -> list[str]:
@@ -114,7 +131,7 @@ def torchtitan_notes(problem: ParallelismProblem, chain: LayerChain, configurati
             "the head shares its weights with the embedding: torchtitan does not split such models into stages"
         )
     if configuration.virtual_stages > 1 or configuration.orders is not None:
-        notes.append("versions with CUDA graphs want training.disable_cuda_graphs = True for this schedule")
+        notes.append("versions after 0.3.0 want training.disable_cuda_graphs = True for this schedule")
     if configuration.sharding == 2 and configuration.data_parallel > 1:
         notes.append(
             "FSDP gathers the weights for every step of gradient accumulation; they were priced as gathered once"

@@ -111,7 +111,7 @@ def of_torchtitan(text: str) -> Read:
     values: dict[str, object] = {}
     tokens: dict[str, int] = {}
     checkpoint = ""
-    for node in function.body:
+    for node in ast.walk(function):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
             name = node.targets[0].attr
             if name == "activation_checkpoint":
@@ -132,8 +132,11 @@ def of_torchtitan(text: str) -> Read:
     shard = int(str(values["data_parallel_shard_degree"]))
     replicas = shard * int(str(values["data_parallel_replicate_degree"]))
     batch, total = tokens["num_tokens_per_microbatch_per_dp_rank"], tokens["num_tokens_per_train_step"]
-    if groups > 1:
-        assert values["num_pp_microbatches"] == total // batch // replicas
+    steps = total // batch // replicas
+    assert values["global_batch_size"] == total
+    assert values["local_batch_size"] == (batch * steps if groups > 1 else batch)
+    assert values.get("num_pp_microbatches") == (steps if groups > 1 else None)
+    assert values.get("pipeline_parallel_microbatch_size") == (batch if groups > 1 else None)
     assert checkpoint in ("FullAC.Config()", "None")
     return Read(
         stages=stages,

@@ -88,12 +88,6 @@ CASES: list[tuple[str, str, ParallelismPlan, ParallelismPlan]] = [
         pipeline([4, 4], degrees=[(1, 4)], sharding=[1]),
         pipeline([4, 4], degrees=[(4, 1)], sharding=[1]),
     ),
-    (
-        "deepspeed",
-        "sharding",
-        pipeline([8], degrees=[(2, 4)], sharding=[3]),
-        pipeline([8], degrees=[(2, 4)], sharding=[2]),
-    ),
 ]
 
 

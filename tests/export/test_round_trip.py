@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,20 +99,21 @@ def test_a_file_of_arguments_survives_the_shell() -> None:
         assert line.startswith("# ") or re.fullmatch(r"--[a-z0-9-]+( [\w.|*]+)?", line), line
 
 
-def test_what_torchtitan_is_given_is_python() -> None:
-    class Settings:
-        max_context_length = 32
-
-    config = Settings()
-    config.parallelism = Settings()  # type: ignore[attr-defined]
-    config.training = Settings()  # type: ignore[attr-defined]
+@pytest.mark.parametrize("released", [True, False])
+def test_what_torchtitan_is_given_is_python(released: bool) -> None:
+    parallelism = SimpleNamespace() if released else SimpleNamespace(num_pp_microbatches=1)
+    config = SimpleNamespace(parallelism=parallelism, training=SimpleNamespace(max_context_length=32))
     namespace: dict[str, object] = {}
     exec(export_plan(small_problem(), pipeline([3, 5], degrees=[(2, 2)]), "torchtitan").text, namespace)
     function = namespace["as_planned"]
     assert callable(function)
     assert function(config) is config
-    assert config.training.num_tokens_per_train_step == 16 * 32  # type: ignore[attr-defined]
-    assert config.parallelism.pipeline_parallel_degree == 2  # type: ignore[attr-defined]
+    assert parallelism.pipeline_parallel_degree == 2
+    batch = {"num_pp_microbatches": 4} if not released else {"pipeline_parallel_microbatch_size": 2}
+    assert {name: value for name, value in vars(parallelism).items() if "batch" in name} == batch
+    batches = {"local_batch_size": 8, "global_batch_size": 16}
+    tokens = {"num_tokens_per_microbatch_per_dp_rank": 2 * 32, "num_tokens_per_train_step": 16 * 32}
+    assert vars(config.training) == {"max_context_length": 32, **(batches if released else tokens)}
 
 
 def test_names_of_operators_do_not_leave_their_comment() -> None:
