@@ -10,6 +10,7 @@ from solver_plan.offload.assemble import Candidate, plan_document
 from solver_plan.offload.flow import run_rule
 from solver_plan.offload.heuristics import SERIAL
 from solver_plan.offload.plan import OffloadPlan, Place
+from solver_plan.offload.streaming import streamed_timing
 from tests.offload.offload_cases import make_plan, make_problem
 
 LAYERS = [(10, 10.0, 20.0), (20, 15.0, 30.0), (30, 20.0, 40.0), (40, 20.0, 40.0)]
@@ -70,9 +71,6 @@ def test_a_plan_that_waits_as_they_do_loses_nothing() -> None:
 
 
 def test_streamed_state_goes_to_the_cpu() -> None:
-    from solver_plan.offload.streaming import streamed_timing
-
-    problem = make_problem(LAYERS, room=12 * 70, staging=12 * 40)
     placement: tuple[Place, ...] = ("gpu_streamed", "gpu", "gpu", "gpu")
     problem = make_problem(LAYERS, room=12 * 90, staging=12 * 40)
     timing = streamed_timing(problem, placement)
