@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from solver_plan.execution.offload.optimizer import OffloadOptimizer
     from solver_plan.execution.programs import compile_plan, read_program
     from solver_plan.execution.run import Training, run
+    from solver_plan.export.plans import export_plan
     from solver_plan.kinds import read_plan, read_problem
     from solver_plan.profiles.aceso import import_aceso
     from solver_plan.profiles.analytic import profile
@@ -29,6 +30,7 @@ _ROOMS = {
     "check": "solver_plan.api",
     "compile_plan": "solver_plan.execution.programs",
     "digest_of": "solver_plan.documents",
+    "export_plan": "solver_plan.export.plans",
     "import_aceso": "solver_plan.profiles.aceso",
     "load_description": "solver_plan.profiles.loading",
     "measure_host": "solver_plan.profiles.measured",
@@ -55,6 +57,7 @@ __all__ = [
     "check",
     "compile_plan",
     "digest_of",
+    "export_plan",
     "import_aceso",
     "load_description",
     "measure_host",

@@ -52,6 +52,10 @@ class NotExecutableError(InputError):
     """A valid plan that cannot be run: the message names what is not built, or what does not match."""
 
 
+class NotExportableError(InputError):
+    """A valid plan that another system cannot carry out as it is: the message names each thing that would be lost."""
+
+
 class CheckpointError(InputError):
     """A checkpoint cannot be used for this run, or is not whole."""
 
