@@ -58,7 +58,7 @@ def settled(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def failing_as(action: object) -> Iterator[None]:
-    """Let what a user's module raises name the action: PyTorch's message shows the arguments and hides the cause."""
+    """Let what a user's module raises name step and action: PyTorch's message shows arguments and hides the cause."""
     try:
         with ACTIVITY.doing(str(action)):
             yield
@@ -66,7 +66,7 @@ def failing_as(action: object) -> Iterator[None]:
         cause = error
         while isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
-        raise RunFailedError(f"{action}: {type(cause).__name__}: {cause}") from error
+        raise RunFailedError(f"{ACTIVITY}: {type(cause).__name__}: {cause}") from error
 
 
 @dataclass(frozen=True)
