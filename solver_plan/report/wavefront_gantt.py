@@ -50,7 +50,7 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
                 continue
             x, width = LEFT + start_ms * scale, (end_ms - start_ms) * scale
             says = escape(
-                f"{piece.component}{phase}, layers {piece.layers[0]} to {piece.layers[1]}, "
+                f"{piece.component}{phase}, layers {piece.layers[0]} to {piece.layers[1] - 1}, "
                 f"{len(piece.devices)} devices, {start_ms:.3f} to {end_ms:.3f} ms"
             )
             for first, last in _rows(piece.devices):

@@ -12,7 +12,7 @@ def test_the_chart_is_well_formed_and_shows_every_slice_and_task() -> None:
     root = ElementTree.fromstring(gantt_svg(PLAN, MADE))
     titles = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 3  # a on devices 0 to 3 in one, b on 0 and 2 in two
-    assert sum(text.startswith("b, layers 0 to 2") for text in titles) == 2
+    assert sum(text.startswith("b, layers 0 to 1") for text in titles) == 2
     words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "<caption>" in words
     assert "speech" in words
