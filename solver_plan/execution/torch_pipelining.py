@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import _RecvInfo
 
-from solver_plan.errors import NotExecutableError, RunFailedError
+from solver_plan.errors import NotExecutableError, RunFailedError, SolverPlanError
 from solver_plan.execution.actions import Action, ActionKind
 from solver_plan.execution.activity import ACTIVITY
 from solver_plan.execution.clock import StepClock
@@ -62,6 +62,8 @@ def failing_as(action: object) -> Iterator[None]:
     try:
         with ACTIVITY.doing(str(action)):
             yield
+    except SolverPlanError:
+        raise
     except Exception as error:
         cause = error
         while isinstance(cause.__cause__, Exception):
