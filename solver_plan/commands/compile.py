@@ -25,13 +25,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     require_writable(arguments.out)
     program = compile_plan(*read_problem_and_plan(arguments.problem, arguments.plan))
-    write_out(program, arguments.out)
-    print(describe_program(program), file=sys.stderr)
+    ranks: tuple[int, ...] = ()
     if arguments.dry_run is not None:
         require_torch()
         from solver_plan.execution.dry_run import dry_run, parse_ranks
 
-        for found in dry_run(program, parse_ranks(arguments.dry_run, program.world_size)):
+        ranks = parse_ranks(arguments.dry_run, program.world_size)
+    write_out(program, arguments.out)
+    print(describe_program(program), file=sys.stderr)
+    if ranks:
+        for found in dry_run(program, ranks):
             print(
                 f"rank {found.rank}: created {found.groups_created} groups, member of {len(found.groups_joined)}, "
                 f"{len(found.meshes)} meshes, {found.seconds:.2f} s",

@@ -4,6 +4,7 @@ A plan of parallelism or wavefront runs under torchrun or in processes started h
 """
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from solver_plan.offload.problem import OffloadProblem
 
 OFFLOAD_OPTIONS = ("micro_batch", "max_norm", "update_threads")
+PROCESS_OPTIONS = ("local", "trace", "checkpoint", "checkpoint_every", "max_restarts", "timeout")
+"""For plans that run in several processes."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,18 +31,19 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="modules to train, as models/gpt.py:tiny; by default the problem's")
     parser.add_argument("--trace", metavar="FILE", help="write one Chrome trace of all ranks, planned and executed")
     parser.add_argument("--checkpoint", metavar="DIR", help="save the run there, and go on from what is saved there")
-    parser.add_argument("--checkpoint-every", type=positive, default=100, metavar="K", help="steps between checkpoints")
+    parser.add_argument(
+        "--checkpoint-every", type=positive, metavar="K", help="steps between checkpoints (default 100)"
+    )
     parser.add_argument(
         "--max-restarts",
         type=whole,
-        default=0,
         metavar="R",
         help="with --local: how often to start anew, from the last checkpoint, when a process fails",
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
     parser.add_argument(
-        "--timeout", type=positive, default=600, metavar="S", help="seconds until a rank is taken for stalled"
+        "--timeout", type=positive, metavar="S", help="seconds until a rank is taken for stalled (default 600)"
     )
     group = parser.add_argument_group("offload plans only")
     group.add_argument("--micro-batch", type=positive, metavar="M", help="samples of a micro-step (default 1)")
@@ -74,6 +78,10 @@ def _run(arguments: argparse.Namespace) -> int:
         for option in OFFLOAD_OPTIONS:
             if getattr(arguments, option) is not None:
                 raise InputError(f"--{option.replace('_', '-')} is for offload plans; leave it out")
+        if arguments.checkpoint == "":
+            raise InputError("--checkpoint: found ''; name a folder")
+        if arguments.checkpoint_every is not None and arguments.checkpoint is None:
+            raise InputError("--checkpoint-every: found no --checkpoint; name the folder, or leave it out")
         if arguments.trace == STANDARD_OUTPUT:
             raise InputError("--trace: found '-'; name a file, standard output has the comparison")
         if arguments.trace is not None:
@@ -81,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
         model = None if arguments.model is None else load_model(arguments.model)
     checkpoints = None
     if arguments.checkpoint is not None:
-        checkpoints = Checkpoints(Path(arguments.checkpoint), every=arguments.checkpoint_every)
+        checkpoints = Checkpoints(Path(arguments.checkpoint), every=arguments.checkpoint_every or 100)
 
     def tell(number: int, step: "Step") -> None:
         tasks = ", ".join(f"{task} {loss:.6f}" for task, loss in (step.losses or {}).items())
@@ -96,17 +104,20 @@ def _run(arguments: argparse.Namespace) -> int:
             steps=arguments.steps,
             seed=arguments.seed,
             dtype=getattr(torch, arguments.dtype),
-            timeout_s=arguments.timeout,
+            timeout_s=arguments.timeout or 600,
             on_step=tell,
             checkpoints=checkpoints,
         ),
         model=model,
         local=arguments.local,
-        restarts=arguments.max_restarts,
+        restarts=arguments.max_restarts or 0,
         trace=arguments.trace,
     )
     if report.table:
         print(report.table)
+    elif not report.losses and os.environ.get("RANK", "0") == "0":
+        told = f"{arguments.checkpoint}: has step {report.first_step} already, none was left to train; raise --steps"
+        print(told, file=sys.stderr)
     return 0
 
 
@@ -118,9 +129,11 @@ def _train_offloaded(arguments: argparse.Namespace, problem: "OffloadProblem", p
     from solver_plan.execution.run import load_model
     from solver_plan.profiles.loading import load_description
 
-    for option in ("local", "trace", "checkpoint"):
+    for option in PROCESS_OPTIONS:
         if getattr(arguments, option) is not None:
-            raise InputError(f"--{option} is not for offload plans, which run in this process: leave it out")
+            raise InputError(
+                f"--{option.replace('_', '-')} is not for offload plans, which run in this process: leave it out"
+            )
     if arguments.dtype == "float64":
         raise InputError("--dtype: found float64; offload plans train in float32 or bfloat16")
     if arguments.model is None:

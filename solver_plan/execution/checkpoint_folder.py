@@ -2,13 +2,16 @@
 
 A checkpoint is a folder ``step-00000100``. It is written as ``.step-00000100.part`` beside it, gets its record
 ``checkpoint.json`` last, which names every file with its size, and is then renamed: what has the final name is whole.
-All ranks see the same folder.
+All ranks see the same folder. One run saves there at a time: it holds the lock of the file ``.lock``.
 """
 
+import errno
+import fcntl
 import logging
 import os
 import re
 import shutil
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -20,6 +23,7 @@ from solver_plan.documents import Count, document, ensure_writable, parse_docume
 from solver_plan.errors import CheckpointError, DocumentError, InputError, OutputError
 
 RECORD = "checkpoint.json"
+LOCK = ".lock"
 _NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = re.compile(r"\.step-\d{8,}\.(part|old)")
 _logger = logging.getLogger(__name__)
@@ -70,6 +74,73 @@ class CheckpointRecord:
     """Of the plan that it was saved under; it loads under any other plan of the model."""
     world_size: Count
     files: tuple[SavedFile, ...] = ()
+
+
+class FolderLock:
+    """Keeps other runs out of a folder of checkpoints; a process that ends however loses it.
+
+    Parameters
+    ----------
+    folder
+        Exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has it."""
+        return self._descriptor is not None
+
+    def take(self) -> None:
+        """Take it; where the file system has no locks, nobody is kept out.
+
+        Raises
+        ------
+        CheckpointError
+            If another process has it.
+        OutputError
+            If its file cannot be written.
+        """
+        while self._descriptor is None:
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            except OSError as error:
+                raise OutputError(f"{self._path}: cannot write ({_reason(error)}); choose another folder") from None
+            try:
+                # of the process, not of those that it forks, and known to other machines on a shared file system
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+                    os.close(descriptor)
+                    raise CheckpointError(
+                        f"{self._path.parent}: another run saves there ({holder}); end it or wait for it, "
+                        "or choose another folder"
+                    ) from None
+                _logger.debug("%s: no locks here (%s)", self._path, error)
+            if self._is_at_its_place(descriptor):
+                os.truncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+                self._descriptor = descriptor
+            else:
+                # who had it has deleted it since
+                os.close(descriptor)
+
+    def _is_at_its_place(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), self._path.stat())
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Give it back if it is held."""
+        if self._descriptor is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 def prepare_folder(folder: Path) -> None:
@@ -177,10 +248,21 @@ def finish(folder: Path, part: Path, record: CheckpointRecord, expected: frozens
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Delete all but the newest checkpoints, and what was left unfinished."""
-    for _, path in _by_step(folder)[:-keep]:
-        _remove(path)
+    """Delete what is older than the newest whole checkpoints, and what was left unfinished."""
+    found = _by_step(folder)
+    oldest = min([step for step, path in found if _is_whole(path)][-keep:], default=0)
+    for step, path in found:
+        if step < oldest:
+            _remove(path)
     remove_unfinished(folder)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        read_record(path)
+    except (CheckpointError, DocumentError):
+        return False
+    return True
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -24,6 +24,7 @@ from solver_plan.execution.model import (
     Values,
     boundary_shapes,
     place,
+    require_one_number,
     require_same_operators,
     shared_users,
 )
@@ -252,7 +253,7 @@ class Executor:
         return [tuple(value[start : start + rows].to(self.device) for value in values) for start in starts]
 
     def _loss(self, outputs: Values, targets: Values) -> torch.Tensor:
-        return self.model.loss(outputs, targets) / self.program.global_batch
+        return require_one_number(self.model.loss(outputs, targets)) / self.program.global_batch
 
     def _global_loss(self, losses: Sequence[torch.Tensor]) -> float:
         """Sum the losses over micro-batches and replicas, and tell every rank."""

@@ -40,9 +40,7 @@ _LOOK_S = 0.5
 def require_world_size(planned: int, found: int) -> None:
     """Raise `NotExecutableError` if there are not as many processes as the program has ranks."""
     if planned != found:
-        raise NotExecutableError(
-            f"world size: the plan has {planned} ranks, {found} processes were started; start {planned}"
-        )
+        raise NotExecutableError(f"world size: the plan has {planned} ranks, found {found} processes; start {planned}")
 
 
 def torchrun_world_size() -> int | None:

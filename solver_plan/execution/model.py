@@ -201,9 +201,14 @@ def boundary_shapes(model: Model, dtype: torch.dtype) -> list[tuple[TensorShape,
     NotExecutableError
         If an operator does not keep the samples in the first dim.
     InputError
-        If a module raises.
+        If a module or `make_batch` raises.
     """
-    batch = model.make_batch(META_ROWS, torch.Generator().manual_seed(0))
+    try:
+        batch = model.make_batch(META_ROWS, torch.Generator().manual_seed(0))
+    except Exception as error:
+        raise InputError(
+            f"model: `make_batch` raised {type(error).__name__}: {error}; correct the model file"
+        ) from error
     values = values_without_storage(batch.inputs, dtype)
     shapes = [shapes_of(values)]
     for layer in model.layers:
@@ -249,6 +254,14 @@ def as_tuple(outputs: torch.Tensor | Sequence[torch.Tensor]) -> Values:
     if type(outputs) is tuple:
         return outputs
     return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+
+def require_one_number(loss: torch.Tensor) -> torch.Tensor:
+    """Return a loss. Raises `InputError` if it is not one number."""
+    if not isinstance(loss, torch.Tensor) or loss.dim():
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise InputError(f"loss: found {found}; return a tensor of one number, the sum over the samples given")
+    return loss
 
 
 def _floating(value: torch.Tensor, dtype: torch.dtype) -> torch.dtype:

@@ -15,7 +15,13 @@ import torch.distributed as dist
 from solver_plan.errors import InputError, PlanMismatchError, RunFailedError, SolverPlanError
 from solver_plan.execution import checkpoint
 from solver_plan.execution.activity import ACTIVITY
-from solver_plan.execution.checkpoint_folder import Checkpoints, last_whole, prepare_folder, remove_unfinished
+from solver_plan.execution.checkpoint_folder import (
+    Checkpoints,
+    FolderLock,
+    last_whole,
+    prepare_folder,
+    remove_unfinished,
+)
 from solver_plan.execution.comparison import RankReport, StageComparison, Step, compare, comparison_table, write_trace
 from solver_plan.execution.executor import MakeOptimizer, adamw
 from solver_plan.execution.launch import joined, require_world_size, run_local, told_once, torchrun_world_size
@@ -146,13 +152,13 @@ def run(
         if cuda:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
 
-        def clean() -> None:
-            if os.environ["RANK"] == "0":
-                _clean(training)
-
-        clean()
-        with joined("nccl" if cuda else "gloo", training.timeout_s, when_told_to_end=clean):
-            reports = _gathered(_train(program, modules, training, None))
+        folder = _Folder(training.checkpoints if os.environ["RANK"] == "0" else None)
+        try:
+            with joined("nccl" if cuda else "gloo", training.timeout_s, when_told_to_end=folder.leave):
+                folder.enter()
+                reports = _gathered(_train(program, modules, training, None))
+        finally:
+            folder.leave()
     losses = tuple(step.loss for step in reports[0].steps)
     report = RunReport(program, losses, tuple(reports), training.steps - len(losses))
     if trace is not None and report.is_complete:
@@ -166,29 +172,45 @@ def run(
 def _run_here(
     program: AnyProgram, model: AnyModel, training: Training, processes: int, restarts: int
 ) -> list[RankReport]:
-    _clean(training)
-    for attempt in itertools.count(1):
-        try:
-            return run_local(
-                lambda rank: _train(program, model, training, torch.device("cpu")),
-                processes,
-                timeout_s=training.timeout_s * training.steps + 60,
-                group_timeout_s=training.timeout_s,
-            )
-        except RunFailedError as error:
-            if attempt > restarts:
-                raise
-            _logger.warning("%s; restart %d of %d", error, attempt, restarts)
-        finally:
-            # all processes have ended
-            _clean(training)
+    folder = _Folder(training.checkpoints)
+    try:
+        for attempt in itertools.count(1):
+            folder.enter()
+            try:
+                return run_local(
+                    lambda rank: _train(program, model, training, torch.device("cpu")),
+                    processes,
+                    timeout_s=training.timeout_s * training.steps + 60,
+                    group_timeout_s=training.timeout_s,
+                )
+            except RunFailedError as error:
+                if attempt > restarts:
+                    raise
+                _logger.warning("%s; restart %d of %d", error, attempt, restarts)
+    finally:
+        # all processes have ended
+        folder.leave()
     raise AssertionError("an attempt ends or raises")
 
 
-def _clean(training: Training) -> None:
-    """Delete what was left of a checkpoint that was not finished; nobody may be writing one."""
-    if training.checkpoints is not None:
-        remove_unfinished(training.checkpoints.folder)
+class _Folder:
+    """The folder of checkpoints of a run, in the process that keeps other runs out of it; None: it has none to keep."""
+
+    def __init__(self, checkpoints: Checkpoints | None) -> None:
+        self._folder = None if checkpoints is None else checkpoints.folder
+        self._lock = None if checkpoints is None else FolderLock(checkpoints.folder)
+
+    def enter(self) -> None:
+        """Keep others out, and delete what was left of a checkpoint that was not finished."""
+        if self._folder is not None and self._lock is not None:
+            self._lock.take()
+            remove_unfinished(self._folder)
+
+    def leave(self) -> None:
+        """Delete what is not finished, if others were kept out, and let them in."""
+        if self._folder is not None and self._lock is not None and self._lock.is_held:
+            remove_unfinished(self._folder)
+            self._lock.release()
 
 
 def prepare(
@@ -227,7 +249,7 @@ def _require_usable(checkpoints: Checkpoints, model: AnyModel, training: Trainin
 
 def _named_model(problem: RunnableProblem) -> AnyModel:
     if problem.model is None:
-        raise InputError("model: the problem names none; give one, as models/gpt.py:gpt3_1_3b")
+        raise InputError("model: the problem names none; give one, as --model models/gpt.py:tiny")
     return load_model(problem.model)
 
 

@@ -22,7 +22,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import _RecvInfo
 
-from solver_plan.errors import NotExecutableError, RunFailedError
+from solver_plan.errors import NotExecutableError, RunFailedError, SolverPlanError
 from solver_plan.execution.actions import Action, ActionKind
 from solver_plan.execution.activity import ACTIVITY
 from solver_plan.execution.clock import StepClock
@@ -58,15 +58,17 @@ def settled(value: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def failing_as(action: object) -> Iterator[None]:
-    """Let what a user's module raises name the action: PyTorch's message shows the arguments and hides the cause."""
+    """Let what a user's module raises name step and action: PyTorch's message shows arguments and hides the cause."""
     try:
         with ACTIVITY.doing(str(action)):
             yield
+    except SolverPlanError:
+        raise
     except Exception as error:
         cause = error
         while isinstance(cause.__cause__, Exception):
             cause = cause.__cause__
-        raise RunFailedError(f"{action}: {type(cause).__name__}: {cause}") from error
+        raise RunFailedError(f"{ACTIVITY}: {type(cause).__name__}: {cause}") from error
 
 
 @dataclass(frozen=True)

@@ -90,8 +90,8 @@ def own_failure(rank: int, error: BaseException) -> Verdict:
     """Return the verdict of a rank that failed by itself."""
     known = error if isinstance(error, SolverPlanError) else None
     said = str(error) if known is not None else f"{type(error).__name__}: {error}"
-    where = "" if isinstance(error, RunFailedError) else f" at {ACTIVITY}"
-    message = f"rank {rank} failed{where}: {said}; all were ended, --verbose shows where"
+    where = said if isinstance(error, RunFailedError) else f"{ACTIVITY}: {said}"
+    message = f"rank {rank} failed at {where}; all were ended, --verbose shows where"
     return Verdict(rank, message, "".join(traceback.format_exception(error)), known)
 
 

@@ -68,6 +68,7 @@ def _pipeline(parts: list[str], y: float, plan: ParallelismPlan, problem: Parall
     if plan.schedule is None:
         count = min(plan.micro_batches, MOST_MICRO_BATCHES_PER_STAGE * len(plan.stages) + 1)
         shown = replace(plan, micro_batches=count)
+        problem = replace(problem, global_batch=count * plan.micro_batch_size)
     simulation = simulate(problem, shown)
     scale = (WIDTH - LEFT - 20) / simulation.iteration_ms
     parts.append(

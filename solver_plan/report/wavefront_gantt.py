@@ -1,16 +1,16 @@
-"""A Gantt chart of a wavefront plan over devices, coloured by task, as self-contained SVG or HTML."""
+"""A Gantt chart of a wavefront plan over devices, coloured by task, as self-contained SVG."""
 
 from html import escape
 
-from solver_plan.wavefront.idle import idle_by_cause
+from solver_plan.report.svg import steps
 from solver_plan.wavefront.plan import Slice, WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
 
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f", "#bab0ac")
 WIDTH = 1200
 LEFT = 70
+RIGHT = 30
 ROW_HEIGHT = 18
-TICKS = 10
 
 
 def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> str:
@@ -25,7 +25,7 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
     devices = used if problem is None else problem.cluster.devices
     end = max(max(piece.end_ms, piece.backward_end_ms or 0.0) for piece in plan.slices)
     reduction = 0.0 if plan.predicted is None else plan.predicted.reduction_ms
-    scale = (WIDTH - LEFT - 10) / (end + reduction)
+    scale = (WIDTH - LEFT - RIGHT) / (end + reduction)
     top = 30
     bottom = top + devices * ROW_HEIGHT
     height = bottom + 30 + 20 * -(-len(tasks) // 6)
@@ -36,7 +36,9 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
     ]
     for device in range(devices):
         y = top + device * ROW_HEIGHT
-        parts.append(f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - 10}" height="{ROW_HEIGHT - 1}" fill="#f4f4f4"/>')
+        parts.append(
+            f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{ROW_HEIGHT - 1}" fill="#f4f4f4"/>'
+        )
         parts.append(f'<text x="{LEFT - 6}" y="{y + 12}" text-anchor="end">device {device}</text>')
     for piece in plan.slices:
         colour = colour_of[_task(piece, task_of)]
@@ -48,7 +50,7 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
                 continue
             x, width = LEFT + start_ms * scale, (end_ms - start_ms) * scale
             says = escape(
-                f"{piece.component}{phase}, layers {piece.layers[0]} to {piece.layers[1]}, "
+                f"{piece.component}{phase}, layers {piece.layers[0]} to {piece.layers[1] - 1}, "
                 f"{len(piece.devices)} devices, {start_ms:.3f} to {end_ms:.3f} ms"
             )
             for first, last in _rows(piece.devices):
@@ -63,31 +65,14 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
             f'<rect x="{LEFT + end * scale:.2f}" y="{top}" width="{reduction * scale:.2f}" height="{bottom - top}" '
             f'fill="#999999" fill-opacity="0.5"><title>reduction, {reduction:.3f} ms</title></rect>'
         )
-    for tick in range(TICKS + 1):
-        x = LEFT + (WIDTH - LEFT - 10) * tick / TICKS
-        parts.append(f'<text x="{x:.1f}" y="20" text-anchor="middle">{(end + reduction) * tick / TICKS:.1f}</text>')
+    for tick_ms in steps(end + reduction, 10):
+        unit = " ms" if tick_ms == 0 else ""
+        parts.append(f'<text x="{LEFT + tick_ms * scale:.1f}" y="20" text-anchor="middle">{tick_ms:g}{unit}</text>')
     for at, task in enumerate(tasks):
         x, y = LEFT + 180 * (at % 6), bottom + 16 + 20 * (at // 6)
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour_of[task]}"/>')
         parts.append(f'<text x="{x + 17}" y="{y + 10}">{escape(task)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def wavefront_page(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> str:
-    """Return a page with the chart, the certificate and, with the problem, the idle time by cause."""
-    lines = []
-    if plan.certificate is not None:
-        found = plan.certificate
-        bound = "nothing proven" if found.bound is None else f"bound {found.bound:.3f} ms by {found.bound_from}"
-        lines.append(f"{found.objective:.3f} ms, {bound}, {found.status}; found by {found.incumbent}")
-    if problem is not None:
-        idle = idle_by_cause(problem, plan)
-        shares = [f"busy {idle.busy_ms / idle.total_ms:.2%}"]
-        shares += [f"idle for {cause} {ms / idle.total_ms:.2%}" for cause, ms in idle.by_cause_ms.items() if ms > 0]
-        lines.append(", ".join(shares))
-    text = "".join(f"<p>{escape(line)}</p>\n" for line in lines)
-    head = '<meta charset="utf-8"><title>Wavefront plan</title>'
-    return f"<!doctype html>\n<html><head>{head}</head>\n<body>\n{text}{gantt_svg(plan, problem)}</body></html>\n"
 
 
 def _task(piece: Slice, task_of: dict[str, str]) -> str:

@@ -1,46 +1,59 @@
 """A wavefront plan as tables for a terminal."""
 
+from solver_plan.report.tables import Cell, table
 from solver_plan.wavefront.idle import idle_by_cause
-from solver_plan.wavefront.plan import WavefrontPlan
+from solver_plan.wavefront.plan import Slice, WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
 from solver_plan.wavefront.simulate import simulate
 
 MOST_ROWS = 60
-GIGA = 1e9
+MEGABYTE = 2**20
 
 
 def describe(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
-    """Return the plan as tables: certificate, slices, and with its problem devices and idle time by cause."""
-    lines = _certificate(plan)
+    """Return the plan as tables: slices, and with its problem devices and idle time by cause."""
+    parts: list[str] = []
+    if plan.predicted is not None:
+        predicted = plan.predicted
+        parts.append(
+            f"makespan {predicted.makespan_ms:.3f} ms, of which reduction {predicted.reduction_ms:.3f} ms; "
+            f"transfers {predicted.transfer_ms:.3f} ms in all"
+        )
     both = plan.slices[0].backward_start_ms is not None
-    header = ["component", "layers", "devices", "start ms", "end ms"] + (["backward ms", "to ms"] if both else [])
-    rows = [
+    headers = ["component", "layers", "devices", "on", "start (ms)", "end (ms)"]
+    shown = table(
+        headers + (["backward (ms)", "to (ms)"] if both else []),
         [
-            piece.component,
-            f"{piece.layers[0]}-{piece.layers[1]}",
-            f"{len(piece.devices)}: {ranges(piece.devices)}",
-            f"{piece.start_ms:.3f}",
-            f"{piece.end_ms:.3f}",
-            *([f"{piece.backward_start_ms:.3f}", f"{piece.backward_end_ms:.3f}"] if both else []),
-        ]
-        for piece in plan.slices[:MOST_ROWS]
-    ]
-    lines += ["", *_table(header, rows)]
-    if len(plan.slices) > MOST_ROWS:
-        lines.append(f"… and {len(plan.slices) - MOST_ROWS} more slices")
+            [
+                piece.component,
+                layers_of(piece),
+                len(piece.devices),
+                ranges(piece.devices),
+                piece.start_ms,
+                piece.end_ms,
+                *([piece.backward_start_ms, piece.backward_end_ms] if both else []),
+            ]
+            for piece in plan.slices[:MOST_ROWS]
+        ],
+    )
+    more = len(plan.slices) - MOST_ROWS
+    parts.append(f"{shown}\n… and {more} more slices" if more > 0 else shown)
     if problem is not None:
         idle = idle_by_cause(problem, plan)
-        rows = [["busy", f"{idle.busy_ms:.1f}", f"{idle.busy_ms / idle.total_ms:.2%}"]]
-        for cause, spent in idle.by_cause_ms.items():
-            if spent > 0:
-                rows.append([f"idle: {cause}", f"{spent:.1f}", f"{spent / idle.total_ms:.2%}"])
-        lines += ["", *_table(["devices", "device ms", "share"], rows)]
+        spent = {"busy": idle.busy_ms, **{f"idle: {cause}": ms for cause, ms in idle.by_cause_ms.items() if ms > 0}}
+        rows: list[list[Cell]] = [[what, ms, f"{ms / idle.total_ms:.2%}"] for what, ms in spent.items()]
+        parts.append(table(["devices", "together (ms)", "share"], rows))
     if plan.predicted is not None and any(plan.predicted.device_memory_bytes):
         held = plan.predicted.device_memory_bytes
         limit = None if problem is None else problem.cluster.memory_bytes_per_device
-        of = "" if limit is None else f" of {limit / GIGA:.2f} GB"
-        lines += ["", f"memory of a device: {min(held) / GIGA:.2f} to {max(held) / GIGA:.2f} GB{of}"]
-    return "\n".join(lines)
+        of = "" if limit is None else f" of {limit / MEGABYTE:.1f} MB"
+        parts.append(f"memory of a device: {min(held) / MEGABYTE:.1f} to {max(held) / MEGABYTE:.1f} MB{of}")
+    return "\n\n".join(parts)
+
+
+def layers_of(piece: Slice) -> str:
+    """Return the first and the last layer of a slice."""
+    return f"{piece.layers[0]}-{piece.layers[1] - 1}"
 
 
 def describe_simulation(problem: WavefrontProblem, plan: WavefrontPlan) -> str:
@@ -51,8 +64,7 @@ def describe_simulation(problem: WavefrontProblem, plan: WavefrontPlan) -> str:
         piece = plan.slices[event.slice]
         phase = " backward" if event.backward else ""
         target = "" if event.target is None else f" at {plan.slices[event.target].component}"
-        layers = f"{piece.layers[0]}-{piece.layers[1]}"
-        lines.append(f"{event.time_ms:12.3f} ms  {event.what:6}  {piece.component} {layers}{phase}{target}")
+        lines.append(f"{event.time_ms:12.3f} ms  {event.what:6}  {piece.component} {layers_of(piece)}{phase}{target}")
     if len(found.events) > MOST_ROWS:
         lines.append(f"… and {len(found.events) - MOST_ROWS} more events")
     lines += ["", f"simulated makespan {found.makespan_ms:.6f} ms (reduction {found.reduction_ms:.6f} ms)"]
@@ -73,37 +85,3 @@ def ranges(devices: tuple[int, ...]) -> str:
         else:
             parts.append([device, device])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def _certificate(plan: WavefrontPlan) -> list[str]:
-    lines = []
-    if plan.predicted is not None:
-        predicted = plan.predicted
-        lines.append(
-            f"makespan {predicted.makespan_ms:.3f} ms, of which reduction {predicted.reduction_ms:.3f} ms; "
-            f"transfers {predicted.transfer_ms:.3f} ms in all"
-        )
-    certificate = plan.certificate
-    if certificate is None:
-        return [*lines, "written by hand: nothing is claimed"]
-    if certificate.bound is None or certificate.gap is None:
-        proven = "nothing proven"
-    else:
-        proven = f"bound {certificate.bound:.3f} ms ({certificate.bound_from}), gap {certificate.gap:.2%}"
-    return [
-        *lines,
-        f"{certificate.status}, {proven}, by {certificate.incumbent}, "
-        f"stopped by {certificate.stopped_by} after {certificate.seconds:.1f} s",
-    ]
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    text = [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in [header, *rows]
-    ]
-    return [text[0], "-" * len(text[0]), *text[1:]]

@@ -1,6 +1,8 @@
 """Checkpoints: saved under one plan, taken up under another; whole or absent; what does not fit is refused."""
 
 import dataclasses
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from solver_plan.execution.model import Batch, Layer, Model
 from solver_plan.execution.run import Training, run, whole_batches
 from solver_plan.parallelism.plan import Layout, ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
+from tests.conftest import PROJECT
 from tests.execution.cases import plan, problem, stage
 from tests.execution.equality import sgd
 from tests.execution.small_models import names, transformer
@@ -205,6 +208,35 @@ def refusal(expected: type[Exception], *arguments: object, **named: object) -> s
         losses(*arguments, **named)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_damaged_checkpoint_takes_no_place_of_a_whole_one(tmp_path: Path) -> None:
+    planned, model = tiny()
+    trained(planned, tmp_path, 1, model=model)
+    (tmp_path / "step-00000009").mkdir()
+    for steps in (2, 3):
+        trained(planned, tmp_path, steps, model=model, checkpoints=Checkpoints(tmp_path, every=1, keep=1))
+        assert saved(tmp_path) == [f"step-{steps:08d}", "step-00000009"]
+
+
+def test_one_run_saves_in_a_folder_at_a_time(tmp_path: Path) -> None:
+    planned, model = tiny()
+    holds = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from solver_plan.execution.checkpoint_folder import FolderLock\n"
+        "FolderLock(Path(sys.argv[1])).take()\n"
+        "print('held', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", holds, str(tmp_path)], stdout=subprocess.PIPE, cwd=PROJECT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(CheckpointError, match=rf"another run saves there \(process {other.pid} on .+\); end it"):
+            trained(planned, tmp_path, 1, model=model)
+        other.kill()
+    trained(planned, tmp_path, 1, model=model)
+    assert saved(tmp_path) == ["step-00000001"]
 
 
 def test_what_does_not_fit_is_refused_with_one_line(tmp_path: Path) -> None:

@@ -36,8 +36,10 @@ def test_compile_writes_a_program(files: tuple[str, str], tmp_path: Path, capfd:
     told = capfd.readouterr().err
     assert "stage 1: layer0.second_norm" in told or "stage 1: layer0." in told
     assert "rank 1: created 0 groups" in told
-    assert main(["compile", *files, "--out", str(out), "--dry-run", "2"]) == 2
-    assert "ranks: found '2'" in capfd.readouterr().err
+    other = tmp_path / "other.json"
+    assert main(["compile", *files, "--out", str(other), "--dry-run", "2"]) == 2
+    assert capfd.readouterr().err.startswith("solver-plan: ranks: found '2'")
+    assert not other.exists()
 
 
 def test_run_trains_and_traces(files: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -53,9 +55,7 @@ def test_run_refuses_with_one_line(
     files: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", *files, "--steps", "2", "--local", "3"]) == 2
-    assert capfd.readouterr().err == (
-        "solver-plan: world size: the plan has 2 ranks, 3 processes were started; start 2\n"
-    )
+    assert capfd.readouterr().err == ("solver-plan: world size: the plan has 2 ranks, found 3 processes; start 2\n")
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "1")
     assert main(["run", *files, "--steps", "2"]) == 2
@@ -77,6 +77,30 @@ def test_run_says_what_a_model_file_raises(
     told = capfd.readouterr().err
     assert "raised ZeroDivisionError: division by zero; correct the model file" in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--checkpoint", ""], "--checkpoint: found ''; name a folder"),
+        (["--checkpoint-every", "2"], "--checkpoint-every: found no --checkpoint"),
+        (["--max-norm", "1"], "--max-norm is for offload plans"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    files: tuple[str, str], options: list[str], told: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *files, "--steps", "1", "--local", "2", *options]) == 2
+    assert told in capfd.readouterr().err
+
+
+def test_a_run_with_nothing_left_to_train_says_so(
+    files: tuple[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", *files, "--steps", "1", "--local", "2", "--checkpoint", str(tmp_path / "saved")]
+    assert main(command) == 0
+    assert main(command) == 0
+    assert "saved: has step 1 already, none was left to train; raise --steps" in capfd.readouterr().err
 
 
 def test_a_trace_is_a_file(files: tuple[str, str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,13 @@ def failed() -> None:
     [
         (killed, 2, False, r"rank 1 was killed or crashed \(SIGKILL\) at step 2, 1F1; all were ended", 300.0),
         (killed, 0, True, r"rank 0 was killed or crashed \(SIGKILL\) at step 2, 0B1; all were ended", 300.0),
-        (failed, 2, True, r"rank 1 failed: 1B1: ArithmeticError: this layer is broken; all were ended", 300.0),
+        (
+            failed,
+            2,
+            True,
+            r"rank 1 failed at step 2, 1B1: ArithmeticError: this layer is broken; all were ended",
+            300.0,
+        ),
         (stalled, 2, False, r"rank 1 stalled: for \d+ s at step 2, 1F1, timeout 4 s", STALL_TIMEOUT_S),
         (stalled, 0, True, r"rank 0 stalled: for \d+ s at step 2, 0B1, timeout 4 s", STALL_TIMEOUT_S),
         (stopped, 2, False, r"rank 1 does not answer: it died, is stopped or .* last seen at ", STALL_TIMEOUT_S),
@@ -326,7 +332,7 @@ def test_a_disk_that_is_full_is_told_once_in_one_line(tmp_path: Path, monkeypatc
 def test_restarts_are_counted_and_those_of_torchrun_are_its_own(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(RunFailedError, match="rank 1 failed: 1F1: ArithmeticError"):
+    with pytest.raises(RunFailedError, match="rank 1 failed at step 1, 1F1: ArithmeticError"):
         train(model(failed, 2), folder=tmp_path, restarts=2)
     assert "restart 2 of 2" in caplog.text
     with pytest.raises(InputError, match="give it its own --max-restarts"):

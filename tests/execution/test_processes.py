@@ -156,7 +156,7 @@ def test_what_one_rank_raises_is_told_once_under_torchrun(
 ) -> None:
     assert torchrun(0, command("failed", 4, "--verbose")) is not None
     told = capfd.readouterr().err
-    assert told.count("solver-plan: rank 1 failed: 1F0: ArithmeticError: this layer is broken") == 1
+    assert told.count("solver-plan: rank 1 failed at step 3, 1F0: ArithmeticError: this layer is broken") == 1
     assert told.count('raise ArithmeticError("this layer is broken")') == 1
 
 

@@ -21,7 +21,7 @@ from solver_plan.execution.compile import compile_plan
 from solver_plan.execution.dry_run import dry_run
 from solver_plan.execution.executor import Executor
 from solver_plan.execution.launch import run_local
-from solver_plan.execution.model import Batch, Model, Values, model_of_modules
+from solver_plan.execution.model import Batch, Model, Values, boundary_shapes, model_of_modules
 from solver_plan.execution.run import RunReport, Training, run
 from solver_plan.parallelism.plan import Layout, ParallelismPlan
 from tests.execution.cases import plan, problem, stage
@@ -48,7 +48,7 @@ def refused(expected: type[Exception], match: str, **changed: object) -> None:
 
 
 def test_refusals_before_anything_starts() -> None:
-    refused(NotExecutableError, "the plan has 4 ranks, 3 processes", local=3)
+    refused(NotExecutableError, "the plan has 4 ranks, found 3 processes", local=3)
     refused(InputError, "no processes; start 4 under torchrun", local=None)
     refused(PlanMismatchError, "was made for problem", problem=problem(names(MODEL), 4, global_batch=16))
     refused(PlanMismatchError, "written by hand", plan=dataclasses.replace(PLAN, problem_digest=None))
@@ -69,7 +69,7 @@ def test_refusals_before_anything_starts() -> None:
 
 def test_world_size_of_torchrun_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
-    refused(NotExecutableError, "the plan has 4 ranks, 8 processes", local=None)
+    refused(NotExecutableError, "the plan has 4 ranks, found 8 processes", local=None)
 
 
 def test_executor_refuses_on_every_rank_before_groups() -> None:
@@ -82,9 +82,7 @@ def test_executor_refuses_on_every_rank_before_groups() -> None:
             return str(error)
         return "accepted"
 
-    assert set(run_local(attempt, 2, timeout_s=60)) == {
-        "world size: the plan has 4 ranks, 2 processes were started; start 4"
-    }
+    assert set(run_local(attempt, 2, timeout_s=60)) == {"world size: the plan has 4 ranks, found 2 processes; start 4"}
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +280,7 @@ def test_a_module_that_raises_is_named_by_its_action(forward: bool, action: str)
     made_for, made = two_stages(model)
     with pytest.raises(RunFailedError) as caught:
         run(made_for, made, ONE_STEP, model=dataclasses.replace(model, layers=layers), local=2)  # type: ignore[arg-type]
-    assert f"rank 1 failed: {action}: ArithmeticError: this module is broken; all" in str(caught.value)
+    assert f"rank 1 failed at step 1, {action}: ArithmeticError: this module is broken; all" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert any("Traceback" in note for note in caught.value.__notes__)
 
@@ -305,6 +303,21 @@ def test_a_module_that_cannot_be_built_is_refused_by_all_ranks() -> None:
     first, second = run_local(attempt, 2, timeout_s=60)
     assert first == second
     assert first.startswith("operator 'layer4': its module raised ArithmeticError: no such width; ")
+
+
+def test_data_that_cannot_be_made_is_refused_by_all_ranks() -> None:
+    def make_batch(samples: int, generator: torch.Generator) -> Batch:
+        raise ArithmeticError("no such data")
+
+    model = dataclasses.replace(own_model(), make_batch=make_batch)
+    with pytest.raises(InputError, match="`make_batch` raised ArithmeticError: no such data; correct"):
+        boundary_shapes(model, torch.float32)
+
+
+def test_a_loss_that_is_not_one_number_is_refused() -> None:
+    model = dataclasses.replace(own_model(), loss=lambda outputs, targets: outputs[0] - targets[0])
+    with pytest.raises(InputError, match=r"^loss: found a tensor of shape \(.+\); return a tensor of one number"):
+        run(*two_stages(model), Training(steps=1, timeout_s=60), model=model, local=2)  # type: ignore[arg-type]
 
 
 def test_a_batch_of_another_size_is_refused_by_all_ranks() -> None:

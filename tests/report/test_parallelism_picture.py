@@ -30,6 +30,15 @@ def test_every_stage_and_the_search_are_drawn() -> None:
     assert any(text.startswith("Best plan and bound") for text in texts) == (len(plan.certificate.trace) > 1)
 
 
+def test_only_the_first_of_many_micro_batches_are_drawn() -> None:
+    problem, plan = _planned(3)
+    times = 40
+    many = replace(problem, global_batch=times * problem.global_batch)
+    drawn = parallelism_picture(replace(plan, micro_batches=times * plan.micro_batches), many)
+    shown = 3 * len(plan.stages) + 1
+    assert f"Pipeline, {shown} of {times * plan.micro_batches} micro-batches (ms)" in _texts(drawn)
+
+
 def test_an_order_of_its_own_is_drawn_as_a_whole() -> None:
     problem, plan = _planned(3)
     orders = tuple(

@@ -1,7 +1,7 @@
 import xml.etree.ElementTree as ElementTree
 
 from solver_plan.kinds import kind_named
-from solver_plan.report.wavefront_gantt import gantt_svg, wavefront_page
+from solver_plan.report.wavefront_gantt import gantt_svg
 from tests.wavefront.wavefront_problems import component, piece, plan, problem
 
 MADE = problem([component("a", task="<caption>"), component("b", task="speech")])
@@ -12,15 +12,17 @@ def test_the_chart_is_well_formed_and_shows_every_slice_and_task() -> None:
     root = ElementTree.fromstring(gantt_svg(PLAN, MADE))
     titles = [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 3  # a on devices 0 to 3 in one, b on 0 and 2 in two
-    assert sum(text.startswith("b, layers 0 to 2") for text in titles) == 2
+    assert sum(text.startswith("b, layers 0 to 1") for text in titles) == 2
     words = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "<caption>" in words
     assert "speech" in words
 
 
-def test_the_page_names_idle_time() -> None:
-    assert "idle for" in wavefront_page(PLAN, MADE)
-    assert "idle for" not in wavefront_page(PLAN)
+def test_the_times_are_round_and_inside() -> None:
+    root = ElementTree.fromstring(gantt_svg(PLAN, MADE))
+    top = [each for each in root.iter("{http://www.w3.org/2000/svg}text") if each.get("y") == "20"]
+    assert [each.text for each in top] == ["0 ms", "1", "2", "3", "4", "5", "6", "7", "8"]
+    assert all(float(each.get("x", "nan")) <= float(root.get("width", "0")) - 20 for each in top)
 
 
 def test_the_kind_draws_it() -> None:

@@ -3,6 +3,7 @@
 Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,13 +25,13 @@ class Hyperparameters:
 
 
 def hyperparameters(group: dict[str, object], index: int) -> Hyperparameters:
-    """Return a parameter group's values. Raises `InputError` for an option that is not built."""
+    """Return a parameter group's values. Raises `InputError` for one that makes no sense or is not built."""
     for option in ("amsgrad", "capturable", "differentiable"):
         if group.get(option):
             raise InputError(f"param_groups[{index}].{option}: found True, which is not built; set it to False")
     betas = group["betas"]
     assert isinstance(betas, tuple | list)
-    return Hyperparameters(
+    found = Hyperparameters(
         lr=_number(group["lr"]),
         beta1=_number(betas[0]),
         beta2=_number(betas[1]),
@@ -38,6 +39,17 @@ def hyperparameters(group: dict[str, object], index: int) -> Hyperparameters:
         weight_decay=_number(group["weight_decay"]),
         maximize=bool(group["maximize"]),
     )
+    for name, value, most in (
+        ("lr", found.lr, math.inf),
+        ("betas", found.beta1, 1.0),
+        ("betas", found.beta2, 1.0),
+        ("eps", found.eps, math.inf),
+        ("weight_decay", found.weight_decay, math.inf),
+    ):
+        if not 0 <= value < most:
+            rule = "a finite number of at least 0" if most == math.inf else "at least 0 and below 1"
+            raise InputError(f"param_groups[{index}].{name}: found {value}; {rule}")
+    return found
 
 
 def _number(value: object) -> float:

@@ -3,6 +3,8 @@
 import weakref
 from collections.abc import Callable
 
+import torch
+
 
 class Hook:
     """Calls a method of an optimizer for as long as it is there.
@@ -21,8 +23,19 @@ class Hook:
         if optimizer is not None:
             self._method(optimizer, *self._given, *arguments)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether its optimizer is there."""
+        return self._optimizer() is not None
+
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return _idle_hook, ()
+
+
+def is_taken(parameter: torch.Tensor) -> bool:
+    """Tell whether a hook waits for the gradients of a parameter, and its optimizer is there."""
+    hooks: dict[int, object] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(isinstance(hook, Hook) and hook.is_live for hook in hooks.values())
 
 
 def _idle_hook() -> Callable[..., None]:

@@ -5,7 +5,9 @@ modules make each layer's next forward wait for its own weights. `step` says how
 while updates go on.
 """
 
-from collections.abc import Callable, Iterable
+import gc
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, overload
 
@@ -19,8 +21,8 @@ from solver_plan.execution.offload.adamw import Hyperparameters, hyperparameters
 from solver_plan.execution.offload.clipping import clip_factor
 from solver_plan.execution.offload.device import compute_device
 from solver_plan.execution.offload.engine import Engine, default_workers
-from solver_plan.execution.offload.hooks import Hook
-from solver_plan.execution.offload.layers import LayerModules, Slot, bind
+from solver_plan.execution.offload.hooks import Hook, is_taken
+from solver_plan.execution.offload.layers import BoundLayer, LayerModules, Slot, bind
 from solver_plan.execution.offload.saved_state import load_groups, load_slot, saved_states, state_of
 from solver_plan.execution.offload.state import LayerState
 from solver_plan.execution.offload.steps import OffloadReport, Steps
@@ -76,7 +78,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
     InvalidPlanError
         If `check` finds violations.
     NotExecutableError
-        If the plan is for another model, a trained parameter is in no layer, or a tensor's kind is not built.
+        If the plan is for another model, a trained parameter is in no layer or in another `OffloadOptimizer`, or a
+        tensor's kind is not built.
     InputError
         If an option makes no sense.
     """
@@ -126,7 +129,9 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for index, group in enumerate(self.param_groups):
             hyperparameters(group, index)
         bound = bind(problem, plan, layers, self.param_groups)
+        _require_free(bound)
         self._bound = True
+        self._closed = False
         self.max_norm = max_norm
         self.skip_nonfinite = skip_nonfinite
         self.skipped = False
@@ -159,6 +164,8 @@ class OffloadOptimizer(torch.optim.Optimizer):
 
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
+        if not 0 < value < math.inf:
+            raise InputError(f"loss_scale: found {value}; a finite number greater than 0")
         self._steps.loss_scale = value
 
     # the training loop
@@ -176,8 +183,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         RunFailedError
             If an update failed.
         NotExecutableError
-            If the model was moved, or its parameters replaced.
+            If the model was moved, its parameters replaced, or the optimizer closed.
         """
+        if self._closed:
+            raise NotExecutableError("step: the optimizer is closed and takes no gradients; make a new one")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -246,6 +255,10 @@ class OffloadOptimizer(torch.optim.Optimizer):
         for handle in self._handles:
             handle.remove()
         self._engine.lanes.stop()
+        self._closed = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise NotExecutableError("an OffloadOptimizer cannot be copied or pickled; take its state_dict()")
 
     # documents of state
 
@@ -398,6 +411,17 @@ def _moved(slot: Slot) -> NotExecutableError:
         f"{slot.label}: was moved after planning, from {slot.weights.device} {slot.weights.dtype} to "
         f"{slot.parameter.device} {slot.parameter.dtype}, or other memory; move the model before making the optimizer"
     )
+
+
+def _require_free(layers: Sequence[BoundLayer]) -> None:
+    """Refuse parameters whose gradients another optimizer takes."""
+    slots = [slot for layer in layers for slot in layer.slots]
+    if any(is_taken(slot.parameter) for slot in slots):
+        # one that nobody knows any more may wait for the collector
+        gc.collect()
+    for slot in slots:
+        if is_taken(slot.parameter):
+            raise NotExecutableError(f"{slot.label}: another OffloadOptimizer takes its gradients; close() that first")
 
 
 def _require_valid(problem: OffloadProblem, plan: OffloadPlan) -> None:

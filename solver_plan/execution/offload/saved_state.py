@@ -32,6 +32,8 @@ def state_of(layer: LayerState, slot: Slot, count: torch.Tensor) -> dict[str, to
 
 def saved_states(groups: Sequence[Group], state_dict: Mapping[str, Any]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the saved state of each parameter, and check that it fits. Raises `InputError`."""
+    if not isinstance(state_dict, Mapping) or not {"param_groups", "state"} <= state_dict.keys():
+        raise InputError("state_dict: found no 'param_groups' and 'state'; load what state_dict() of AdamW returns")
     saved_groups = state_dict["param_groups"]
     sizes, saved_sizes = ([len(group["params"]) for group in each] for each in (groups, saved_groups))
     if sizes != saved_sizes:

@@ -4,14 +4,23 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from solver_plan.errors import InputError, NotExecutableError
-from solver_plan.execution.model import Batch, Model, Values, as_tuple, build_layer
+from solver_plan.errors import InputError, NotExecutableError, RunFailedError, SolverPlanError
+from solver_plan.execution.model import (
+    Batch,
+    Model,
+    Values,
+    as_tuple,
+    boundary_shapes,
+    build_layer,
+    require_one_number,
+)
 from solver_plan.execution.offload.engine import default_workers
 from solver_plan.execution.offload.optimizer import OffloadOptimizer
 from solver_plan.execution.offload.rooms import planned_rooms
@@ -124,7 +133,7 @@ def train_offloaded(
     InputError
         If the plan is for another problem or model, or a number makes no sense.
     RunFailedError
-        If an update fails.
+        If an update, or the model's own code, fails.
     """
     for name, value in (("steps", training.steps), ("micro-batch", training.micro_batch)):
         if value < 1:
@@ -135,6 +144,7 @@ def train_offloaded(
     workers = default_workers() if training.workers is None else training.workers
     if device.type == "cpu":  # in the place of a device, beside the threads that update
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - workers))
+    boundary_shapes(model, training.dtype)
     chain = OperatorChain(description, model, training.seed, training.dtype).to(device)
     optimizer = OffloadOptimizer(
         chain.parameters(),
@@ -152,11 +162,12 @@ def train_offloaded(
     for number in range(training.steps):
         generator = torch.Generator().manual_seed(training.seed * 1_000_003 + number)
         total = torch.zeros((), device=device)
-        for _ in range(problem.accumulation_steps):
-            batch = _on(model.make_batch(training.micro_batch, generator), device, training.dtype)
-            loss = model.loss(chain(*batch.inputs), batch.targets) / samples
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+        with _failing_in(number + 1):
+            for _ in range(problem.accumulation_steps):
+                batch = _on(model.make_batch(training.micro_batch, generator), device, training.dtype)
+                loss = require_one_number(model.loss(chain(*batch.inputs), batch.targets)) / samples
+                loss.backward()  # type: ignore[no-untyped-call]
+                total += loss.detach()
         optimizer.step()
         losses.append(float(total))
         now = time.perf_counter()
@@ -174,6 +185,17 @@ def train_offloaded(
         planned_ms=plan.predicted.period_ms,
         planned_host_bytes=planned_host_bytes(problem, plan),
     )
+
+
+@contextmanager
+def _failing_in(step: int) -> Iterator[None]:
+    """Let what a user's module raises name the step."""
+    try:
+        yield
+    except SolverPlanError:
+        raise
+    except Exception as error:
+        raise RunFailedError(f"step {step}: {type(error).__name__}: {error}; --verbose shows where") from error
 
 
 def planned_host_bytes(problem: OffloadProblem, plan: OffloadPlan, *, speculate: bool = True) -> int:

@@ -273,6 +273,11 @@ def describe_waves(program: WaveProgram) -> str:
         )
     for number, loss in enumerate(program.losses):
         lines.append(f"loss {number}: {loss.task}, on the ranks of slice {loss.slice}")
+    for number, link in enumerate(program.links):
+        if not program.in_place(link):
+            slices = len(program.slices)
+            into = f"slice {link.after}" if link.after < slices else f"loss {link.after - slices}"
+            lines.append(f"link {number}: slice {link.before} to {into}, {link.ms:.3f} ms")
     for number, reduction in enumerate(program.reductions):
         ranks = reducing_ranks(program, reduction)
         lines.append(f"reduction {number}: {len(reduction.layers)} layers over ranks {ranges(ranks)}")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from solver_plan.execution.clock import StepClock
 from solver_plan.execution.measure import MemoryMeter
-from solver_plan.execution.model import Values
+from solver_plan.execution.model import Values, require_one_number
 from solver_plan.execution.moving import Move, begin_move
 from solver_plan.execution.torch_pipelining import failing_as
 from solver_plan.execution.transfers import Side
@@ -226,7 +226,7 @@ class RunningStep:
             targets = tuple(value.to(self._part.device) for value in targets)
         else:
             targets = self._rows(targets, side, batch)
-        loss = objective.loss(outputs, targets) / batch
+        loss = require_one_number(objective.loss(outputs, targets)) / batch
         if loss.requires_grad:
             # torch does not type it
             loss.backward()  # type: ignore[no-untyped-call]

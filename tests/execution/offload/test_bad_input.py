@@ -102,11 +102,68 @@ def test_a_plan_that_is_not_valid_or_of_another_problem_is_refused() -> None:
         ({"undo_bytes": -1}, "undo_bytes: found -1"),
         ({"accumulation_steps": 0}, "accumulation_steps: found 0"),
         ({"barrier_above": 2.0}, "barrier_above: found 2.0"),
+        ({"lr": float("nan")}, r"param_groups\[0\].lr: found nan"),
+        ({"lr": -1.0}, r"param_groups\[0\].lr: found -1.0"),
+        ({"betas": (0.9, 1.0)}, r"param_groups\[0\].betas: found 1.0"),
+        ({"weight_decay": float("inf")}, r"param_groups\[0\].weight_decay: found inf"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make(gpt(), **options)
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, float("nan"), float("inf")])
+def test_a_loss_scale_that_makes_no_sense_is_refused(value: float) -> None:
+    optimizer = make(gpt())
+    with pytest.raises(InputError, match="loss_scale: found"):
+        optimizer.loss_scale = value
+    optimizer.close()
+
+
+@pytest.mark.parametrize("state", [{}, None, {"param_groups": []}])
+def test_a_state_that_is_none_is_refused(state: object) -> None:
+    optimizer = make(gpt())
+    with pytest.raises(InputError, match="state_dict: found no 'param_groups' and 'state'"):
+        optimizer.load_state_dict(state)  # type: ignore[arg-type]
+    optimizer.close()
+
+
+def test_a_learning_rate_that_turns_bad_is_refused_and_may_be_mended() -> None:
+    model = gpt()
+    reference = Reference(model, lr=1e-3)
+    optimizer = make(model, lr=1e-3)
+    train(model, optimizer, range(1))
+    optimizer.param_groups[0]["lr"] = -1.0
+    with pytest.raises(InputError, match=r"param_groups\[0\].lr: found -1.0"):
+        train(model, optimizer, range(1, 2))
+    optimizer.param_groups[0]["lr"] = 1e-3
+    optimizer.zero_grad()
+    train(model, optimizer, range(1, 2))
+    for number in range(2):
+        reference.step(number)
+    assert_same_weights(model, reference.model)
+    optimizer.close()
+
+
+def test_one_optimizer_takes_the_gradients_of_a_parameter() -> None:
+    model = gpt()
+    first = make(model)
+    with pytest.raises(NotExecutableError, match="another OffloadOptimizer takes its gradients; close"):
+        make(model)
+    first.close()
+    with pytest.raises(NotExecutableError, match="step: the optimizer is closed"):
+        first.step()
+    second = make(model)
+    del second  # not closed: who drops it need not know
+    make(model).close()
+
+
+def test_an_optimizer_is_not_copied() -> None:
+    optimizer = make(gpt())
+    with pytest.raises(NotExecutableError, match="take its state_dict"):
+        copy.deepcopy(optimizer)
+    optimizer.close()
 
 
 def test_kinds_of_parameters_that_are_not_built_are_refused() -> None:

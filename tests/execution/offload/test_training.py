@@ -1,12 +1,14 @@
 """`run` of offload plans, and problems measured here."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
 from solver_plan.cli import main
-from solver_plan.errors import InputError, NotExecutableError
+from solver_plan.errors import InputError, NotExecutableError, RunFailedError
+from solver_plan.execution.model import Model
 from solver_plan.execution.offload.optimizer import OffloadOptimizer
 from solver_plan.execution.offload.training import OffloadTraining, OperatorChain, train_offloaded
 from solver_plan.execution.run import load_model
@@ -79,6 +81,25 @@ def test_sizes_that_make_no_sense_are_refused() -> None:
             train_offloaded(problem, plan_of(problem, "cpu"), load_description(MODEL), load_model(MODEL), training)
     with pytest.raises(NotExecutableError, match="describes 29 operators, its modules are"):
         OperatorChain(load_description(MODEL), load_model("models/llama.py:tiny"), 0, torch.float32)
+
+
+def test_what_a_model_does_wrong_is_told_with_its_step() -> None:
+    problem, model = described(), load_model(MODEL)
+    assert isinstance(model, Model)
+
+    def fail(*given: object) -> torch.Tensor:
+        raise ArithmeticError("broken")
+
+    def train(changed: Model) -> None:
+        training = OffloadTraining(steps=1, micro_batch=1)
+        train_offloaded(problem, plan_of(problem, "cpu"), load_description(MODEL), changed, training)
+
+    with pytest.raises(RunFailedError, match=r"^step 1: ArithmeticError: broken"):
+        train(dataclasses.replace(model, loss=fail))
+    with pytest.raises(InputError, match=r"^loss: found a tensor of shape"):
+        train(dataclasses.replace(model, loss=lambda outputs, targets: outputs[0]))
+    with pytest.raises(InputError, match="`make_batch` raised ArithmeticError: broken"):
+        train(dataclasses.replace(model, make_batch=fail))  # type: ignore[arg-type]
 
 
 def test_profile_plan_and_run_commands(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -95,6 +95,9 @@ def test_a_program_is_a_document(tmp_path: Path) -> None:
     told = describe_waves(program)
     assert "slice 2: t/text, layers 1-1, ranks 2, tensor 1 x data 1" in told
     assert "reduction 0: 3 layers over ranks 0-1" in told
+    moved = [number for number, link in enumerate(program.links) if not program.in_place(link)]
+    assert moved
+    assert all(f"\nlink {number}: slice " in told for number in moved)
 
 
 def test_a_plan_of_the_planner_compiles_in_any_phases_and_holds_together() -> None:

@@ -61,7 +61,7 @@ def with_component(name: str, **changed: object) -> MultitaskModel:
 
 
 def test_refusals_before_anything_starts() -> None:
-    refused(NotExecutableError, "the plan has 4 ranks, 3 processes", local=3)
+    refused(NotExecutableError, "the plan has 4 ranks, found 3 processes", local=3)
     refused(InputError, "no processes; start 4 under torchrun", local=None)
     refused(PlanMismatchError, "written by hand", plan=dataclasses.replace(PLAN, problem_digest=None))
     refused(InputError, "the problem names none", model=None)
@@ -233,7 +233,7 @@ def test_a_module_that_raises_is_named_by_its_action() -> None:
     weights = {**MODEL.weights, "sound-pair": [first, Layer("sound-pair.1", lambda: Broken(last))]}
     with pytest.raises(RunFailedError) as caught:
         run(FOUR, PLAN, ONE_STEP, model=dataclasses.replace(MODEL, weights=weights), local=4)
-    assert "rank 3 failed: 2F: ArithmeticError: this module is broken; all" in str(caught.value)
+    assert "rank 3 failed at step 1, 2F: ArithmeticError: this module is broken; all" in str(caught.value)
 
 
 def test_what_a_model_raises_is_told_before_a_group_is_made() -> None:
