@@ -3,7 +3,7 @@
 Field names follow `documents.md`; what the cost models need beside the outline is marked *added*.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -267,6 +267,7 @@ class ParallelismProblem(ProblemDocument):
             if repeated is not None:
                 rule = "each (batch, tensor_parallel, partition) is profiled once"
                 raise fail(f"profiles.{key}[{repeated}]", list(entries[repeated].key), rule)
+            self._collectives_are_parts(key, entries)
         if self.cost_model == "full":
             self._priced_in_full()
         for name, values in (
@@ -280,6 +281,22 @@ class ParallelismProblem(ProblemDocument):
             if values is not None and repeated is not None:
                 raise fail(f"space.{name}[{repeated}]", values[repeated], "each value once")
         return self
+
+    def _collectives_are_parts(self, key: str, entries: Sequence[Profile]) -> None:
+        """What is hidden is taken off the times: they contain it."""
+        for index, entry in enumerate(entries):
+            for name, part_ms, whole_ms in (
+                ("forward", entry.forward_collective_ms, entry.forward_ms),
+                ("backward", entry.backward_collective_ms, entry.backward_ms),
+            ):
+                if part_ms > whole_ms:
+                    user = next((one.name for one in self.operators if one.profile == key), "no operator")
+                    raise fail(
+                        f"profiles.{key}[{index}].{name}_collective_ms",
+                        part_ms,
+                        f"it is a part of {name}_ms, which is {whole_ms:g} (profile of {user}, batch {entry.batch}, "
+                        f"tensor parallel {entry.tensor_parallel}): at most that, or add it to {name}_ms",
+                    )
 
     def _priced_in_full(self) -> None:
         if self.bytes_per_parameter is None:

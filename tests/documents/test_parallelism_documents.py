@@ -78,6 +78,18 @@ PROBLEMS = [
     (_set("profiles", "mlp"), [], "profiles.mlp", "at least 1 item"),
     (_set("profiles", "mlp", 0, "forward_ms"), -1, "profiles.mlp[0].forward_ms", "greater than or equal to 0"),
     (_set("profiles", "mlp", 0, "tensor_parallel"), 2, "profiles.mlp[1]", "profiled once"),
+    (
+        _set("profiles", "mlp", 0, "forward_collective_ms"),
+        3.2,
+        "profiles.mlp[0].forward_collective_ms",
+        "a part of forward_ms, which is 3.1 (profile of mlp 0, batch 1, tensor parallel 1): at most that",
+    ),
+    (
+        _set("profiles", "head", 1, "backward_collective_ms"),
+        50.0,
+        "profiles.head[1].backward_collective_ms",
+        "(profile of head, batch 1, tensor parallel 2)",
+    ),
     (_set("profiles", "mlp", 0, "weight_bytes"), 10**19, "profiles.mlp[0].weight_bytes", "less than or equal"),
     (_set("profiles", "mlp", 0, "output_layout"), "diagonal", "profiles.mlp[0].output_layout", "input should be"),
     (_set("space", "device_counts"), [1, 2, 1], "space.device_counts[2]", "each value once"),
