@@ -35,6 +35,7 @@ from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
+from solver_plan.parallelism.schedule import play_cost_s
 from solver_plan.parallelism.schedule_model import build_schedule_model
 from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
@@ -47,7 +48,8 @@ log = logging.getLogger(__name__)
 
 HEURISTICS = ("grid", "aceso")
 EVALUATION_COST_S = 0.002
-"""Deterministic seconds that the evaluation of a plan counts."""
+"""Deterministic seconds that the evaluation of a plan counts, at least: where its schedule is played, a long one counts
+what playing does."""
 WARM_START_EVALUATIONS = 2_000
 """Stages that Aceso's search may evaluate for a first good plan."""
 MIXED_WARM_START_EVALUATIONS = 8_000
@@ -162,7 +164,8 @@ class Planner:
                     self._raise_bound(sizes)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
-        self.clock.spend(EVALUATION_COST_S)
+        played_s = play_cost_s(plan) if self.problem.cost_model == "full" else 0.0
+        self.clock.spend(max(EVALUATION_COST_S, played_s))
         return evaluate_checked(self.problem, plan).iteration_ms
 
     @cached_property

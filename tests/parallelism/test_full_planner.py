@@ -104,6 +104,23 @@ def _interleaved_on(devices: tuple[int, ...], micro_batches: int) -> Parallelism
     return replace(plan, schedule=Schedule(orders=orders))
 
 
+@pytest.mark.parametrize(("micro_batches", "spent_s"), [(100, 0.002), (10_000, 10_000 * 4 * 2e-6)])
+def test_playing_a_long_schedule_counts_in_proportion(micro_batches: int, spent_s: float) -> None:
+    problem = _blocks(2, devices=2, space=FULL_SPACE, global_batch=micro_batches)
+    plan = plan_of(stage((0, 1), [0]), stage((1, 2), [1]), micro_batch_size=1, micro_batches=micro_batches)
+    planner = Planner(problem, Budget(deterministic=True))
+    assert planner.incumbent.offer(plan, "heuristic:grid")
+    assert planner.clock.deterministic_seconds == pytest.approx(spent_s)
+
+
+def test_the_limit_holds_with_very_many_micro_batches() -> None:
+    problem = _blocks(2, devices=2, space=replace(INTERLEAVED, micro_batch_sizes=(1,)), global_batch=20_000)
+    planned = Planner(problem, Budget(deterministic=True, time_limit_s=0.1)).run(None)
+    assert planned.plan.certificate is not None
+    assert planned.plan.certificate.stopped_by == "deterministic_time"
+    assert planned.effort.deterministic_s == pytest.approx(20_000 * 4 * 2e-6)  # the first plan uses the limit up
+
+
 def test_a_chain_without_block_starts_does_not_interleave() -> None:
     problem = _blocks(4, devices=2, space=INTERLEAVED)
     plain = replace(problem, operators=tuple(replace(one, block_start=False) for one in problem.operators))

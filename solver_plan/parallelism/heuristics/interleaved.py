@@ -24,12 +24,10 @@ from solver_plan.parallelism.plan import ParallelismPlan, Schedule
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
-from solver_plan.parallelism.schedule import interleaved
+from solver_plan.parallelism.schedule import LISTED_COST_S, interleaved
 from solver_plan.parallelism.stage_table import prefix_difference
 
 Work = Callable[[float], None]
-PLAY_COST_S = 2e-6
-"""Deterministic seconds of one action that is played."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +75,7 @@ def least_ms(problem: ParallelismProblem, shape: ChainShape, one: Interleaving, 
     bound = _bound_ms(problem, shape, one, marks)
     if bound >= cutoff_ms or not _in_one_place(problem, one):
         return bound
-    work(PLAY_COST_S * 2 * one.batch.count * one.groups * one.virtual_stages)
+    work(LISTED_COST_S * 2 * one.batch.count * one.groups * one.virtual_stages)
     return evaluate(problem, _plan(problem, shape, one, marks)).iteration_ms
 
 
