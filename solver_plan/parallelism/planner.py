@@ -31,6 +31,7 @@ from solver_plan.parallelism.heuristics.grid import grid_points
 from solver_plan.parallelism.heuristics.interleaved import best_plan, interleavings, least_ms
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
+from solver_plan.parallelism.nothing_found import why_nothing
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
@@ -87,10 +88,12 @@ class _Size:
 class Planner:
     """One search for a plan of one problem."""
 
-    def __init__(self, problem: ParallelismProblem, budget: Budget, on_progress: Progress = silent) -> None:
+    def __init__(
+        self, problem: ParallelismProblem, budget: Budget, on_progress: Progress = silent, clock: Clock | None = None
+    ) -> None:
         _require_planned_space(problem)
         self.problem = problem
-        self.clock = Clock(budget)
+        self.clock = clock or Clock(budget)
         self.incumbent: Incumbent[ParallelismPlan] = Incumbent(self._evaluate, self.clock, on_progress)
         self._shape: ChainShape = chain_shape(problem, block_ranges(problem))
         self._interleaved_bound_ms = np.inf
@@ -104,7 +107,7 @@ class Planner:
         InfeasibleProblemError
             If no plan exists, with the reason.
         NoPlanFoundError
-            If the limit came first.
+            If the limit came first, or what was searched holds none.
         """
         with self.clock.interruptible():
             try:
@@ -162,6 +165,8 @@ class Planner:
             finally:
                 if not self.incumbent.closed:
                     self._raise_bound(sizes)
+            if self.incumbent.objective is None and not self.clock.expired:
+                raise why_nothing(self.problem, self._least_ms(sizes), self._not_searched(sizes), self._has_plan)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
         played_s = play_cost_s(plan) if self.problem.cost_model == "full" else 0.0
@@ -324,9 +329,13 @@ class Planner:
     def _lowest(self, graph: StageGraph, arcs: Arcs) -> float:
         return float(graph.through(arcs).min(initial=np.inf))
 
-    def _raise_bound(self, sizes: list[_Size]) -> None:
+    def _least_ms(self, sizes: list[_Size]) -> float:
+        """Return what every plan takes at least; infinite: there is none."""
         bound = min(size.bound_ms if self.problem.in_rank_order else size.any_order_bound_ms for size in sizes)
-        bound = min(bound, self._interleaved_bound_ms)
+        return min(bound, self._interleaved_bound_ms)
+
+    def _raise_bound(self, sizes: list[_Size]) -> None:
+        bound = self._least_ms(sizes)
         if np.isfinite(bound):
             self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
 
@@ -402,6 +411,33 @@ class Planner:
             stages.append(replace(stage, devices_behind=int(arcs.devices_behind[index]) * graph.unit))
         found = [stages, size.source.tuned(stages)]
         return any([self.incumbent.offer(draft_plan(self.problem, size.batch.size, one), source) for one in found])
+
+    # -- nothing found ------------------------------------------------------------------------------------------
+
+    def _has_plan(self, problem: ParallelismProblem) -> bool:
+        """Return whether any plan of another problem is found within what is left of the limit."""
+        other = Planner(problem, self.clock.budget, clock=self.clock)
+        try:
+            other._grid()
+            sizes = other._sizes(other._batches)
+            for look in (other._coarse, other._fine):
+                if other.incumbent.objective is None:
+                    look(sizes)
+        except OutOfTimeError:
+            pass
+        return other.incumbent.objective is not None
+
+    def _not_searched(self, sizes: list[_Size]) -> list[str]:
+        """Return which plans were not looked at, as words."""
+        found = []
+        if not self.problem.in_rank_order:
+            found.append("plans with devices out of rank order were not looked at")
+        if not all(size.source.finds_all for size in sizes):
+            found.append("not all layouts of the operators within a stage were looked at")
+        too_large = [size.batch.size for size in sizes if size.graph is None and np.isfinite(size.bound_ms)]
+        if too_large:
+            found.append(f"micro-batches of {', '.join(map(str, too_large))} have too many pipelines to look at")
+        return found
 
     # -- constraint program -------------------------------------------------------------------------------------
 
