@@ -20,6 +20,7 @@ from solver_plan.documents import (
     ProblemDocument,
     document,
     fail,
+    refuse_too_many_devices,
 )
 
 TensorLayout = Literal["any", "replicated", "split_heads", "split_scores", "batch_first"]
@@ -86,6 +87,11 @@ class Cluster:
     """*Added*, for `full`: rate of all network adapters of a node, which its devices share; None: as `inter_node`."""
     device_memory_bytes_per_s: PerSecond | None = None
     """*Added*, for `full`: rate at which the optimizer step reads and writes; None: the step takes no time."""
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        refuse_too_many_devices(self.nodes, self.devices_per_node)
+        return self
 
     @property
     def devices(self) -> int:

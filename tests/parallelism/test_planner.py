@@ -375,6 +375,6 @@ def test_sizes_and_rates_beyond_all_measure_end_in_one_of_our_errors() -> None:
     heavy = chain_of([[profile(weight_bytes=10**18)]] * 4)
     with pytest.raises(InfeasibleProblemError, match="a plan exists from"):
         _plan(heavy)
-    crawling = chain_of([[profile(input_bytes=10**6)]] * 4, intra=LatencyLink(bytes_per_s=5e-324))
-    with pytest.raises(NoPlanFoundError):
+    crawling = chain_of([[profile(input_bytes=10**18)]] * 4, intra=LatencyLink(bytes_per_s=1e-6), memory_bytes=10**18)
+    with pytest.raises(InfeasibleProblemError, match=r"every iteration takes at least 4e\+27 ms"):
         _plan(crawling)
