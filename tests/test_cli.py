@@ -132,6 +132,11 @@ def test_a_plan_written_by_hand_is_checked_with_a_warning(run: Run) -> None:
             1,
             "solver-plan: unexpected ZeroDivisionError: a fault of ours; --verbose shows where\n",
         ),
+        (
+            640,
+            1,
+            "solver-plan: out of memory (Unable to allocate 104. GiB); take a smaller problem, or a larger machine\n",
+        ),
         (130, 1, "solver-plan: interrupted\n"),
     ],
 )

@@ -172,6 +172,24 @@ def test_what_if_needs_a_problem_and_limits_need_what_if(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        f"{PROJECT}/models/gpt.py:tiny --global-batch 8",
+        f"{PROJECT}/models/gpt.py:tiny --global-batch 8 --kind offload",
+        f"{PROJECT}/models/multitask_clip.py:tiny --kind wavefront",
+    ],
+)
+def test_a_machine_of_absurd_numbers_is_refused_in_one_line(run: Run, options: str) -> None:
+    machine = (PROJECT / "solver_plan/clusters/v100_4x32gb.toml").read_text()
+    Path("slow.toml").write_text(re.sub("launch_ms = .*", "launch_ms = 1e18", machine))
+    code, out, err = run("profile", *options.split(), "--cluster", "slow.toml", "--out", "problem.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(
+        r"on v100_4x32gb: \w+\.forward_ms: found .*; input should be less than .*: correct the numbers", err
+    )
+
+
+@pytest.mark.parametrize(
     ("options", "part"),
     [
         ("--overlap none,transfers", "found 'none,transfers'; of tensor_parallel, transfers, reduction each once"),

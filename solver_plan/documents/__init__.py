@@ -16,7 +16,14 @@ from solver_plan.documents.fields import (
     refuse_too_many_devices,
 )
 from solver_plan.documents.frame import Document, PlanDocument, ProblemDocument, ProgramDocument
-from solver_plan.documents.reading import digest_of, parse_document, parse_json, read_document, require_same_problem
+from solver_plan.documents.reading import (
+    computed_from,
+    digest_of,
+    parse_document,
+    parse_json,
+    read_document,
+    require_same_problem,
+)
 from solver_plan.documents.writing import certificate_text, document_text, ensure_writable, write_document, write_text
 
 __all__ = [
@@ -37,6 +44,7 @@ __all__ = [
     "Range",
     "certificate_text",
     "certify",
+    "computed_from",
     "digest_of",
     "document",
     "document_text",

@@ -3,6 +3,7 @@
 Whatever is wrong becomes a `DocumentError`: one line with file, place, value and rule.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -161,6 +162,20 @@ def parse_document(text: str, file: str, cls: type[DataT]) -> DataT:
     except ValidationError as error:
         first = error.errors(include_url=False)
         raise _document_error(file, parse_json(text, file), first[0], len(first)) from None
+
+
+@contextlib.contextmanager
+def computed_from(source: str) -> Iterator[None]:
+    """Within the block, documents are computed: one that breaks a rule raises a `DocumentError` that names `source`."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)
+        refused = _document_error(source, None, first[0], len(first))
+        steps = [str(step) for step in first[0]["loc"]]
+        place = ".".join([error.title, *steps]) if not refused.place else refused.place
+        rule = f"{refused.rule}: correct the numbers that it is computed from"
+        raise DocumentError(source, place, refused.found, rule) from None
 
 
 def digest_of(document: ProblemDocument | PlanDocument) -> str:
