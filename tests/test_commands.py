@@ -194,7 +194,14 @@ def test_a_machine_of_absurd_numbers_is_refused_in_one_line(run: Run, options: s
     [
         ("--overlap none,transfers", "found 'none,transfers'; of tensor_parallel, transfers, reduction each once"),
         ("--overlap transfers,transfers", "each once, or none alone"),
-        ("--overlap reduction --cost-model aceso", "found --cost-model aceso, which hides nothing"),
+        ("--overlap reduction --cost-model aceso", "--overlap: found --cost-model aceso, which hides nothing"),
+        ("--sharding 0,1 --cost-model aceso", "--sharding: found --cost-model aceso, which shards nothing; take full"),
+        (
+            "--virtual-stages 1,2 --cost-model aceso",
+            "--virtual-stages: found --cost-model aceso, which knows one stage",
+        ),
+        ("--cost-model aceso --sequence-parallel", "--sequence-parallel: found --cost-model aceso, which knows no"),
+        ("--virtual-stages 1,1000000", "found 1000000; each has at least one whole block, and gpt-tiny has 2: give"),
         ("--sharding=-1", "found '-1'; a whole number of at least 0"),
         ("--virtual-stages 2", "found '2'; 1, and others beside it"),
     ],

@@ -36,6 +36,13 @@ OFFLOAD_OPTIONS = (
     "measure_host",
 )
 PARALLELISM_OPTIONS = ("cost_model", "sequence_parallel", "sharding", "virtual_stages", "overlap", "same_layout")
+NOT_OF_ACESO = {
+    "sequence_parallel": "knows no sequence parallelism",
+    "sharding": "shards nothing",
+    "virtual_stages": "knows one stage on each group of devices",
+    "overlap": "hides nothing",
+}
+"""Options that Aceso's cost model has no terms for, and why."""
 OVERLAPS = ("tensor_parallel", "transfers", "reduction")
 
 
@@ -134,6 +141,11 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError(
                 f"--{given[0].replace('_', '-')} is for {kind} problems; give --kind {kind}, or leave it out"
             )
+    for name, reason in NOT_OF_ACESO.items():
+        if arguments.cost_model == "aceso" and getattr(arguments, name) is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')}: found --cost-model aceso, which {reason}; take full, or leave it out"
+            )
     if (arguments.global_batch is None) != (arguments.kind == "wavefront"):
         rule = "the model says the batch of each task; leave it out" if arguments.global_batch else "give it"
         raise InputError(f"--global-batch: found {arguments.global_batch or 'none'}; {rule} with kind {arguments.kind}")
@@ -186,14 +198,18 @@ def _parallelism(
     from solver_plan.profiles.analytic import default_space, profile
 
     cost_model: Literal["aceso", "full"] = arguments.cost_model or "full"
+    blocks = sum(operator.block_start for operator in description.operators)
+    if max(arguments.virtual_stages or (1,)) > max(1, blocks):
+        raise InputError(
+            f"--virtual-stages: found {max(arguments.virtual_stages)}; each has at least one whole block, and "
+            f"{description.name} has {blocks}: give at most that"
+        )
     space = default_space(cluster, cost_model)
     for name in ("sharding", "virtual_stages", "same_layout"):
         if getattr(arguments, name) is not None:
             space = replace(space, **{name: getattr(arguments, name)})
     overlap = None
     if arguments.overlap is not None:
-        if cost_model == "aceso":
-            raise InputError("--overlap: found --cost-model aceso, which hides nothing; take full, or leave it out")
         overlap = Overlap(**{name: name in arguments.overlap for name in OVERLAPS})
     return profile(
         description,

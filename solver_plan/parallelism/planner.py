@@ -552,6 +552,17 @@ def _require_planned_space(problem: ParallelismProblem) -> None:
             f"space.virtual_stages: found {list(space.virtual_stages)}; the aceso cost model knows one stage on each "
             "group of devices: give [1], or take the full cost model"
         )
+    if problem.sequence_parallel:
+        raise InputError(
+            "sequence_parallel: found true; the aceso cost model knows no sequence parallelism: give false, or take "
+            "the full cost model"
+        )
+    hidden = [name for name in ("tensor_parallel", "transfers") if getattr(problem.overlap, name)]
+    if hidden:
+        raise InputError(
+            f"overlap.{hidden[0]}: found true; the aceso cost model hides nothing: give false, or take the full cost "
+            "model"
+        )
     if 0 not in space.sharding:
         raise InputError(
             f"space.sharding: found {list(space.sharding)}; the aceso cost model shards nothing: add 0, or take the "
