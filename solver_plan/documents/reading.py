@@ -193,7 +193,11 @@ def digest_of(document: ProblemDocument | PlanDocument) -> str:
 
 
 def require_same_problem(problem: ProblemDocument, plan: PlanDocument) -> None:
-    """Raise `PlanMismatchError` if the plan names another problem; a plan that names none passes."""
+    """Raise `PlanMismatchError` if the plan is of another kind or names another problem; one that names none passes."""
+    if plan.kind != problem.kind:
+        raise PlanMismatchError(
+            f"the plan is of kind {plan.kind}, the problem of kind {problem.kind}: give two that match"
+        )
     if plan.problem_digest is not None and plan.problem_digest != digest_of(problem):
         raise PlanMismatchError(
             f"the plan was made for problem {plan.problem_digest[:23]}…, this problem is {digest_of(problem)[:23]}…: "

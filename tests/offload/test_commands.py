@@ -148,7 +148,10 @@ def test_jitter_is_replayed(run: Run) -> None:
         ("plan chain.json --period 5 --problem-out y --out x", "only offload problems"),
         ("simulate chain.json c.json --jitter 0.1", "jitter is for offload problems"),
         ("simulate p.json q.json --jitter 1", "below 1"),
-        ("simulate p.json c.json --jitter 0.1", "plan again"),
+        (
+            "simulate p.json c.json --jitter 0.1",
+            "c.json: found a plan of kind parallelism; p.json is a problem of kind",
+        ),
         ("profile {gpt} --cluster a100_8x80gb --global-batch 4 --clip --out x", "give --kind offload"),
         ("profile {gpt} --cluster a100_8x80gb --global-batch 4 --kind offload --micro-batch 3 --out x", "divides"),
         ("profile {gpt} --cluster v100_4x32gb --global-batch 4 --kind offload --out x", "[host]"),
