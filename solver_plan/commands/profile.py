@@ -226,6 +226,7 @@ def _parallelism(
 def _offload(arguments: argparse.Namespace, description: "ModelDescription", cluster: "ClusterDescription") -> int:
     from solver_plan.offload.curve import menu_text
     from solver_plan.profiles.offload import offload_menu, profile_offload
+    from solver_plan.report.units import size_text
 
     batch: int = arguments.global_batch
     staging: int = arguments.staging_bytes or 0
@@ -259,9 +260,11 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
         write_text_out(menu_text(entries), arguments.menu)
     write_out(problem, arguments.out)
     state_bytes = sum(problem.state_bytes(layer) for layer in range(len(problem.layers)))
+    room_bytes = problem.gpu_state_bytes
+    room = f"{size_text(room_bytes)} of the" if room_bytes < state_bytes else "all"
     what = (
-        f"{description.name}: {len(problem.layers)} layers, room for {problem.gpu_state_bytes / 1e9:.2f} of "
-        f"{state_bytes / 1e9:.2f} GB of optimizer state on {cluster.device.name}"
+        f"{description.name}: {len(problem.layers)} layers, room for {room} {size_text(state_bytes)} of optimizer "
+        f"state on {cluster.device.name}"
     )
     print(what, file=people(STANDARD_OUTPUT in (arguments.out, arguments.menu)))
     return 0
