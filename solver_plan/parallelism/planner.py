@@ -36,7 +36,7 @@ from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
-from solver_plan.parallelism.schedule import play_cost_s
+from solver_plan.parallelism.schedule import MOST_ACTIONS, action_count, play_cost_s
 from solver_plan.parallelism.schedule_model import build_schedule_model
 from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
@@ -169,7 +169,9 @@ class Planner:
                 raise why_nothing(self.problem, self._least_ms(sizes), self._not_searched(sizes), self._has_plan)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
-        played_s = play_cost_s(plan) if self.problem.cost_model == "full" else 0.0
+        # one with too many actions is refused, not played
+        playable = self.problem.cost_model == "full" and action_count(plan) <= MOST_ACTIONS
+        played_s = play_cost_s(plan) if playable else 0.0
         self.clock.spend(max(EVALUATION_COST_S, played_s))
         return evaluate_checked(self.problem, plan).iteration_ms
 
@@ -181,6 +183,15 @@ class Planner:
                 f"global_batch: no micro-batch size that the profiles and the space allow divides "
                 f"{self.problem.global_batch}; choose another global batch, or profile more batch sizes"
             )
+        if self.problem.cost_model == "full":
+            largest = max(batch.size for batch in batches)
+            batches = [batch for batch in batches if 2 * batch.count <= MOST_ACTIONS]
+            if not batches:
+                raise InputError(
+                    f"global_batch: found {self.problem.global_batch}, which is {self.problem.global_batch // largest} "
+                    f"micro-batches of {largest}, the largest size; the full cost model plays at most "
+                    f"{MOST_ACTIONS // 2}: choose a smaller global batch, or profile larger batch sizes"
+                )
         return batches
 
     def _sizes(self, batches: Sequence[MicroBatch]) -> list[_Size]:

@@ -24,7 +24,7 @@ from solver_plan.parallelism.plan import ParallelismPlan, Schedule
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
-from solver_plan.parallelism.schedule import LISTED_COST_S, interleaved
+from solver_plan.parallelism.schedule import LISTED_COST_S, MOST_ACTIONS, interleaved
 from solver_plan.parallelism.stage_table import prefix_difference
 
 Work = Callable[[float], None]
@@ -58,8 +58,9 @@ def interleavings(problem: ParallelismProblem, batches: Sequence[MicroBatch], sh
                 _group_counts(problem, costs.choice.devices), space.virtual_stages
             ):
                 count = groups * virtual
+                playable = 2 * batch.count * count <= MOST_ACTIONS
                 divided = len(blocks) >= count and batch.count % groups == 0 and len(blocks) % count == 0
-                if virtual > 1 and divided and count <= (space.max_stages or count):
+                if virtual > 1 and divided and playable and count <= (space.max_stages or count):
                     work = max(batch.count * float(busy.sum()) / groups, float(busy.sum()))
                     found.append(Interleaving(batch, costs, groups, virtual, work))
     return sorted(
