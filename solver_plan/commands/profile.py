@@ -1,6 +1,7 @@
 """`profile`: price a described model on a described cluster, from shapes alone."""
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Literal
 
 from solver_plan.commands.verb import (
@@ -255,7 +256,7 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
     if host is not None:
         problem = with_measured_rates(problem, host)
     if arguments.menu is not None:
-        sizes = arguments.menu_micro_batches or tuple(size for size in range(1, batch + 1) if batch % size == 0)
+        sizes = arguments.menu_micro_batches or _divisors(batch)
         entries = offload_menu(description, cluster, batch, micro_batches=sizes, staging_bytes=staging)
         write_text_out(menu_text(entries), arguments.menu)
     write_out(problem, arguments.out)
@@ -268,6 +269,12 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
     )
     print(what, file=people(STANDARD_OUTPUT in (arguments.out, arguments.menu)))
     return 0
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    """Return what divides a number, ascending."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return tuple(sorted({*small, *(number // size for size in small)}))
 
 
 PROFILE = Verb(
