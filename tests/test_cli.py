@@ -168,6 +168,7 @@ WRONG = [
     (["plan", "problem.json", "--out", "plan.json", "--heuristic", "luck"], "for shelf one of sorted, longest"),
     (["plan", "nowhere.json", "--out", "plan.json"], "nowhere.json: found No such file or directory"),
     (["plan", "problem.json", "--out", "missing/plan.json"], "make the folder first"),
+    (["plan", "", "--out", "plan.json"], "a document: found an empty name; name a file that can be read"),
     (["plan", "problem.json", "--out", "."], "is a folder"),
     (["plan", "problem.json", "--out", "/dev/full"], "the disk is full"),
     (["plan", "bad\n\x1b[31m.json", "--out", "plan.json"], r"bad \x1b[31m.json"),

@@ -140,6 +140,8 @@ def read_document(path: str | Path, kinds: Mapping[str, type[DocumentT]], expect
         If the file cannot be read or breaks a rule.
     """
     file = str(path)
+    if not file:
+        raise DocumentError("a document", "", "an empty name", "name a file that can be read")
     text = _read_text(Path(path), file)
     parsed = parse_json(text, file)
     if not isinstance(parsed, dict):

@@ -245,6 +245,8 @@ def read_cluster(source: str | Path) -> ClusterDescription:
 
 
 def _text_of(source: str) -> tuple[str, str]:
+    if not source:
+        raise InputError(f"cluster: found an empty name; name a TOML file or one of {', '.join(ready_clusters())}")
     path = Path(source)
     ready = resources.files("solver_plan") / "clusters" / f"{source}.toml"
     if not path.is_file() and "/" not in source and ready.is_file():

@@ -124,3 +124,5 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str
 def test_a_name_of_nothing_is_answered_with_the_ready_ones() -> None:
     with pytest.raises(InputError, match=r"nowhere: cannot read a cluster file .* one of .*v100_4x32gb"):
         read_cluster("nowhere")
+    with pytest.raises(InputError, match=r"cluster: found an empty name; name a TOML file or one of .*v100_4x32gb"):
+        read_cluster("")
