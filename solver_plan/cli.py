@@ -61,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return 1
+    except MemoryError as error:
+        if verbose:
+            raise
+        _complain(f"out of memory ({str(error) or 'none is left'}); take a smaller problem, or a larger machine")
+        return 1
     except Exception as error:
         if verbose:
             raise

@@ -71,7 +71,7 @@ class InfeasibleProblemError(SolverPlanError):
 
 
 class NoPlanFoundError(SolverPlanError):
-    """The limit was reached before any plan was found; one may exist."""
+    """No plan was found: the limit came first, or what was searched holds none; one may exist."""
 
     exit_code = 4
 

@@ -198,3 +198,14 @@ def read_problem(path: str | Path) -> ProblemDocument:
 def read_plan(path: str | Path) -> PlanDocument:
     """Read and validate a plan of any kind. Raises `DocumentError`."""
     return read_document(path, plan_types(), "solver-plan/plan")
+
+
+def read_problem_and_plan(problem: str | Path, plan: str | Path) -> tuple[ProblemDocument, PlanDocument]:
+    """Read both files. Raises `DocumentError`, and `InputError` if they are of different kinds."""
+    found, made = read_problem(problem), read_plan(plan)
+    if found.kind != made.kind:
+        raise InputError(
+            f"{plan}: found a plan of kind {made.kind}; {problem} is a problem of kind {found.kind}: "
+            "give two that match"
+        )
+    return found, made

@@ -95,6 +95,7 @@ def make_plan(
         3: InfeasibleProblemError("length: 3 is too short by 1; a shelf of 4 holds the parcels"),
         4: NoPlanFoundError("no plan found within the limit (0.1 s): give more time; one may exist"),
         666: ZeroDivisionError("a fault\nof ours"),
+        640: MemoryError("Unable to allocate 104. GiB"),
         130: KeyboardInterrupt(),  # type: ignore[dict-item]
     }
     if problem.length in failures:

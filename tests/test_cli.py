@@ -132,6 +132,11 @@ def test_a_plan_written_by_hand_is_checked_with_a_warning(run: Run) -> None:
             1,
             "solver-plan: unexpected ZeroDivisionError: a fault of ours; --verbose shows where\n",
         ),
+        (
+            640,
+            1,
+            "solver-plan: out of memory (Unable to allocate 104. GiB); take a smaller problem, or a larger machine\n",
+        ),
         (130, 1, "solver-plan: interrupted\n"),
     ],
 )
@@ -163,6 +168,7 @@ WRONG = [
     (["plan", "problem.json", "--out", "plan.json", "--heuristic", "luck"], "for shelf one of sorted, longest"),
     (["plan", "nowhere.json", "--out", "plan.json"], "nowhere.json: found No such file or directory"),
     (["plan", "problem.json", "--out", "missing/plan.json"], "make the folder first"),
+    (["plan", "", "--out", "plan.json"], "a document: found an empty name; name a file that can be read"),
     (["plan", "problem.json", "--out", "."], "is a folder"),
     (["plan", "problem.json", "--out", "/dev/full"], "the disk is full"),
     (["plan", "bad\n\x1b[31m.json", "--out", "plan.json"], r"bad \x1b[31m.json"),

@@ -1,5 +1,7 @@
 """The commands on real problems: from shapes or measured profiles to a checked plan, and every way not to get there."""
 
+import importlib.util
+import itertools
 import json
 import os
 import pty
@@ -16,6 +18,8 @@ from benchmarks.parallelism import MEBIBYTE, chain
 from solver_plan.cli import main
 from solver_plan.documents import write_document
 from tests.conftest import PROJECT, Run
+from tests.offload.offload_cases import make_problem
+from tests.wavefront.wavefront_problems import random_problem
 
 
 def test_from_shapes_to_a_checked_plan(run: Run) -> None:
@@ -171,12 +175,71 @@ def test_what_if_needs_a_problem_and_limits_need_what_if(run: Run) -> None:
     assert "--time-limit: found no --what-if" in err
 
 
+KINDS_OF_FILES = {"parallelism": "grid", "wavefront": "spindle", "offload": "prefix"}
+
+
+@pytest.fixture(scope="module")
+def of_each_kind(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a problem and a plan of each kind."""
+    folder = tmp_path_factory.mktemp("kinds")
+    problems = {
+        "parallelism": chain(Path(), blocks=2, devices=2, memory_bytes=1500 * MEBIBYTE, global_batch=8),
+        "wavefront": random_problem(1),
+        "offload": make_problem([(100, 5.0, 9.0), (100, 5.0, 9.0)]),
+    }
+    for kind, problem in problems.items():
+        write_document(problem, folder / f"{kind}.json")
+        written = str(folder / f"{kind}.json"), "--out", str(folder / f"{kind}_plan.json")
+        assert main(["plan", *written, "--heuristic", KINDS_OF_FILES[kind]]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.permutations(KINDS_OF_FILES, 2)))
+def test_problem_and_plan_of_two_kinds_are_both_named(run: Run, of_each_kind: Path, one: str, other: str) -> None:
+    problem, plan = str(of_each_kind / f"{one}.json"), str(of_each_kind / f"{other}_plan.json")
+    found = f"{plan}: found a plan of kind {other}; {problem} is a problem of kind {one}"
+    line = f"solver-plan: {found}: give two that match\n"
+    verbs = ["check", "simulate", "compile"]
+    if importlib.util.find_spec("torch") is not None:
+        verbs.append("run")
+    more = {"compile": ("--out", "x"), "run": ("--steps", "1", "--local", "1")}
+    for verb in verbs:
+        assert run(verb, problem, plan, *more.get(verb, ())) == (2, "", line)
+    assert run("show", plan, "--problem", problem) == (2, "", line)
+    assert run("show", plan, "--problem", problem, "--what-if") == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"{PROJECT}/models/gpt.py:tiny --global-batch 8",
+        f"{PROJECT}/models/gpt.py:tiny --global-batch 8 --kind offload",
+        f"{PROJECT}/models/multitask_clip.py:tiny --kind wavefront",
+    ],
+)
+def test_a_machine_of_absurd_numbers_is_refused_in_one_line(run: Run, options: str) -> None:
+    machine = (PROJECT / "solver_plan/clusters/v100_4x32gb.toml").read_text()
+    Path("slow.toml").write_text(re.sub("launch_ms = .*", "launch_ms = 1e18", machine))
+    code, out, err = run("profile", *options.split(), "--cluster", "slow.toml", "--out", "problem.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.search(
+        r"on v100_4x32gb: \w+\.forward_ms: found .*; input should be less than .*: correct the numbers", err
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [
         ("--overlap none,transfers", "found 'none,transfers'; of tensor_parallel, transfers, reduction each once"),
         ("--overlap transfers,transfers", "each once, or none alone"),
-        ("--overlap reduction --cost-model aceso", "found --cost-model aceso, which hides nothing"),
+        ("--overlap reduction --cost-model aceso", "--overlap: found --cost-model aceso, which hides nothing"),
+        ("--sharding 0,1 --cost-model aceso", "--sharding: found --cost-model aceso, which shards nothing; take full"),
+        (
+            "--virtual-stages 1,2 --cost-model aceso",
+            "--virtual-stages: found --cost-model aceso, which knows one stage",
+        ),
+        ("--cost-model aceso --sequence-parallel", "--sequence-parallel: found --cost-model aceso, which knows no"),
+        ("--virtual-stages 1,1000000", "found 1000000; each has at least one whole block, and gpt-tiny has 2: give"),
         ("--sharding=-1", "found '-1'; a whole number of at least 0"),
         ("--virtual-stages 2", "found '2'; 1, and others beside it"),
     ],

@@ -16,10 +16,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.documents import require_same_problem
-    from solver_plan.kinds import kind_of, read_plan, read_problem
+    from solver_plan.kinds import kind_of, read_problem_and_plan
     from solver_plan.report.printable import printable
 
-    problem, plan = read_problem(arguments.problem), read_plan(arguments.plan)
+    problem, plan = read_problem_and_plan(arguments.problem, arguments.plan)
     require_same_problem(problem, plan)
     if plan.problem_digest is None:
         print(f"{arguments.plan}: names no problem (problem_digest is null): written by hand?", file=sys.stderr)

@@ -1,6 +1,7 @@
 """`profile`: price a described model on a described cluster, from shapes alone."""
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Literal
 
 from solver_plan.commands.verb import (
@@ -36,6 +37,13 @@ OFFLOAD_OPTIONS = (
     "measure_host",
 )
 PARALLELISM_OPTIONS = ("cost_model", "sequence_parallel", "sharding", "virtual_stages", "overlap", "same_layout")
+NOT_OF_ACESO = {
+    "sequence_parallel": "knows no sequence parallelism",
+    "sharding": "shards nothing",
+    "virtual_stages": "knows one stage on each group of devices",
+    "overlap": "hides nothing",
+}
+"""Options that Aceso's cost model has no terms for, and why."""
 OVERLAPS = ("tensor_parallel", "transfers", "reduction")
 
 
@@ -134,6 +142,11 @@ def _run(arguments: argparse.Namespace) -> int:
             raise InputError(
                 f"--{given[0].replace('_', '-')} is for {kind} problems; give --kind {kind}, or leave it out"
             )
+    for name, reason in NOT_OF_ACESO.items():
+        if arguments.cost_model == "aceso" and getattr(arguments, name) is not None:
+            raise InputError(
+                f"--{name.replace('_', '-')}: found --cost-model aceso, which {reason}; take full, or leave it out"
+            )
     if (arguments.global_batch is None) != (arguments.kind == "wavefront"):
         rule = "the model says the batch of each task; leave it out" if arguments.global_batch else "give it"
         raise InputError(f"--global-batch: found {arguments.global_batch or 'none'}; {rule} with kind {arguments.kind}")
@@ -186,14 +199,18 @@ def _parallelism(
     from solver_plan.profiles.analytic import default_space, profile
 
     cost_model: Literal["aceso", "full"] = arguments.cost_model or "full"
+    blocks = sum(operator.block_start for operator in description.operators)
+    if max(arguments.virtual_stages or (1,)) > max(1, blocks):
+        raise InputError(
+            f"--virtual-stages: found {max(arguments.virtual_stages)}; each has at least one whole block, and "
+            f"{description.name} has {blocks}: give at most that"
+        )
     space = default_space(cluster, cost_model)
     for name in ("sharding", "virtual_stages", "same_layout"):
         if getattr(arguments, name) is not None:
             space = replace(space, **{name: getattr(arguments, name)})
     overlap = None
     if arguments.overlap is not None:
-        if cost_model == "aceso":
-            raise InputError("--overlap: found --cost-model aceso, which hides nothing; take full, or leave it out")
         overlap = Overlap(**{name: name in arguments.overlap for name in OVERLAPS})
     return profile(
         description,
@@ -210,6 +227,7 @@ def _parallelism(
 def _offload(arguments: argparse.Namespace, description: "ModelDescription", cluster: "ClusterDescription") -> int:
     from solver_plan.offload.curve import menu_text
     from solver_plan.profiles.offload import offload_menu, profile_offload
+    from solver_plan.report.units import size_text
 
     batch: int = arguments.global_batch
     staging: int = arguments.staging_bytes or 0
@@ -238,17 +256,25 @@ def _offload(arguments: argparse.Namespace, description: "ModelDescription", clu
     if host is not None:
         problem = with_measured_rates(problem, host)
     if arguments.menu is not None:
-        sizes = arguments.menu_micro_batches or tuple(size for size in range(1, batch + 1) if batch % size == 0)
+        sizes = arguments.menu_micro_batches or _divisors(batch)
         entries = offload_menu(description, cluster, batch, micro_batches=sizes, staging_bytes=staging)
         write_text_out(menu_text(entries), arguments.menu)
     write_out(problem, arguments.out)
     state_bytes = sum(problem.state_bytes(layer) for layer in range(len(problem.layers)))
+    room_bytes = problem.gpu_state_bytes
+    room = f"{size_text(room_bytes)} of the" if room_bytes < state_bytes else "all"
     what = (
-        f"{description.name}: {len(problem.layers)} layers, room for {problem.gpu_state_bytes / 1e9:.2f} of "
-        f"{state_bytes / 1e9:.2f} GB of optimizer state on {cluster.device.name}"
+        f"{description.name}: {len(problem.layers)} layers, room for {room} {size_text(state_bytes)} of optimizer "
+        f"state on {cluster.device.name}"
     )
     print(what, file=people(STANDARD_OUTPUT in (arguments.out, arguments.menu)))
     return 0
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    """Return what divides a number, ascending."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return tuple(sorted({*small, *(number // size for size in small)}))
 
 
 PROFILE = Verb(

@@ -63,7 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.execution.launch import told_once
     from solver_plan.execution.programs import require_runnable
     from solver_plan.execution.run import Training, load_model, run
-    from solver_plan.kinds import read_plan, read_problem
+    from solver_plan.kinds import read_problem_and_plan
     from solver_plan.offload.plan import OffloadPlan
     from solver_plan.offload.problem import OffloadProblem
 
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # a loss that is not finite, a restart, a damaged checkpoint
         logging.getLogger("solver_plan.execution").setLevel(logging.WARNING)
     with told_once() if arguments.local is None else nullcontext():
-        found, made = read_problem(arguments.problem), read_plan(arguments.plan)
+        found, made = read_problem_and_plan(arguments.problem, arguments.plan)
         if isinstance(found, OffloadProblem) and isinstance(made, OffloadPlan):
             return _train_offloaded(arguments, found, made)
         problem, plan = require_runnable(found, made, (arguments.problem, arguments.plan))

@@ -46,10 +46,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         require_writable(arguments.html)
     from solver_plan.api import show, show_html, what_if
-    from solver_plan.kinds import read_plan, read_problem
+    from solver_plan.kinds import read_plan, read_problem_and_plan
 
-    problem = None if arguments.problem is None else read_problem(arguments.problem)
-    plan = read_plan(arguments.plan)
+    problem = None
+    if arguments.problem is None:
+        plan = read_plan(arguments.plan)
+    else:
+        problem, plan = read_problem_and_plan(arguments.problem, arguments.plan)
     more = ""
     if arguments.what_if and problem is not None:
         more = what_if(

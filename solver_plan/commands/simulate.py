@@ -21,9 +21,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from solver_plan.api import simulate
-    from solver_plan.kinds import read_plan, read_problem
+    from solver_plan.kinds import read_problem_and_plan
 
-    problem, plan = read_problem(arguments.problem), read_plan(arguments.plan)
+    problem, plan = read_problem_and_plan(arguments.problem, arguments.plan)
     given = [name for name in ("jitter", "iterations", "seed") if getattr(arguments, name) is not None]
     if given and problem.kind != "offload":
         raise InputError(f"--{given[0]}: found a problem of kind {problem.kind}; jitter is for offload problems")
@@ -39,8 +39,8 @@ def _with_jitter(problem: "ProblemDocument", plan: "PlanDocument", arguments: ar
     from solver_plan.offload.simulate import simulate_text
 
     require_same_problem(problem, plan)
-    if not isinstance(problem, OffloadProblem) or not isinstance(plan, OffloadPlan):
-        raise InputError(f"the problem is of kind {problem.kind}, the plan of kind {plan.kind}: give two that match")
+    assert isinstance(problem, OffloadProblem)
+    assert isinstance(plan, OffloadPlan)
     return simulate_text(
         problem,
         plan,

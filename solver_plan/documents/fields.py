@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypeVar, dataclass_transform
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import PydanticCustomError
@@ -11,6 +11,10 @@ T = TypeVar("T")
 
 LARGEST_NUMBER = 1e18
 """Beyond this no time, size or rate makes sense, and sums of squares still fit a float."""
+LEAST_RATE = 1e-6
+"""Below this per second nothing is moved or computed in a life; the largest size over it is still a finite time."""
+MOST_DEVICES = 1_000_000
+"""Of a cluster: several times the largest one that trains, and few enough to be counted one by one."""
 
 
 def _not_empty(bounds: tuple[int, int]) -> tuple[int, int]:
@@ -20,15 +24,17 @@ def _not_empty(bounds: tuple[int, int]) -> tuple[int, int]:
 
 
 Milliseconds = Annotated[float, Ge(0), Le(LARGEST_NUMBER)]
-PerSecond = Annotated[float, Gt(0), Le(LARGEST_NUMBER)]
-"""A rate per second; greater than 0."""
+PerSecond = Annotated[float, Ge(LEAST_RATE), Le(LARGEST_NUMBER)]
+"""A rate per second, not so small that times computed from it are infinite."""
 Bytes = Annotated[int, Ge(0), Le(10**18)]
 Count = Annotated[int, Ge(1), Le(10**9)]
+Devices = Annotated[int, Ge(1), Le(MOST_DEVICES)]
 Index = Annotated[int, Ge(0), Le(10**9)]
 Fraction = Annotated[float, Ge(0), Le(1)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Range = Annotated[tuple[Index, Index], AfterValidator(_not_empty)]
 """Half-open index range ``[first, end)``, not empty."""
+
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -48,3 +54,10 @@ def fail(place: str, found: object, rule: str) -> PydanticCustomError:
     The reader turns it into one line that names the file, the place, the value and the rule.
     """
     return PydanticCustomError("rule", "{rule}", {"place": place, "found": found, "rule": rule})
+
+
+def refuse_too_many_devices(nodes: int, devices_per_node: int) -> None:
+    """Raise the error of a validator if a cluster has more devices than `MOST_DEVICES`."""
+    if nodes * devices_per_node > MOST_DEVICES:
+        rule = f"nodes times devices_per_node is at most {MOST_DEVICES}: {nodes} x {devices_per_node} are too many"
+        raise fail("nodes", nodes, rule)

@@ -3,6 +3,7 @@
 Whatever is wrong becomes a `DocumentError`: one line with file, place, value and rule.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -139,6 +140,8 @@ def read_document(path: str | Path, kinds: Mapping[str, type[DocumentT]], expect
         If the file cannot be read or breaks a rule.
     """
     file = str(path)
+    if not file:
+        raise DocumentError("a document", "", "an empty name", "name a file that can be read")
     text = _read_text(Path(path), file)
     parsed = parse_json(text, file)
     if not isinstance(parsed, dict):
@@ -163,6 +166,20 @@ def parse_document(text: str, file: str, cls: type[DataT]) -> DataT:
         raise _document_error(file, parse_json(text, file), first[0], len(first)) from None
 
 
+@contextlib.contextmanager
+def computed_from(source: str) -> Iterator[None]:
+    """Within the block, documents are computed: one that breaks a rule raises a `DocumentError` that names `source`."""
+    try:
+        yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)
+        refused = _document_error(source, None, first[0], len(first))
+        steps = [str(step) for step in first[0]["loc"]]
+        place = ".".join([error.title, *steps]) if not refused.place else refused.place
+        rule = f"{refused.rule}: correct the numbers that it is computed from"
+        raise DocumentError(source, place, refused.found, rule) from None
+
+
 def digest_of(document: ProblemDocument | PlanDocument) -> str:
     """Return ``sha256:…`` of the document's canonical JSON without provenance.
 
@@ -178,7 +195,11 @@ def digest_of(document: ProblemDocument | PlanDocument) -> str:
 
 
 def require_same_problem(problem: ProblemDocument, plan: PlanDocument) -> None:
-    """Raise `PlanMismatchError` if the plan names another problem; a plan that names none passes."""
+    """Raise `PlanMismatchError` if the plan is of another kind or names another problem; one that names none passes."""
+    if plan.kind != problem.kind:
+        raise PlanMismatchError(
+            f"the plan is of kind {plan.kind}, the problem of kind {problem.kind}: give two that match"
+        )
     if plan.problem_digest is not None and plan.problem_digest != digest_of(problem):
         raise PlanMismatchError(
             f"the plan was made for problem {plan.problem_digest[:23]}…, this problem is {digest_of(problem)[:23]}…: "

@@ -23,6 +23,7 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import check
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.schedule import require_few_actions
 
 
 def compile_plan(problem: ParallelismProblem, plan: ParallelismPlan) -> Program:
@@ -41,6 +42,7 @@ def compile_plan(problem: ParallelismProblem, plan: ParallelismPlan) -> Program:
     violations = check(problem, plan)
     if violations:
         raise InvalidPlanError(violations)
+    require_few_actions(plan)
     orders = _orders(plan)
     groups = DistinctGroups()
     team_of = {action.stage: team for team, order in enumerate(orders) for action in order}

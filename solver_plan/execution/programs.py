@@ -9,7 +9,7 @@ from solver_plan.execution import compile as pipelines
 from solver_plan.execution.program import Program, describe
 from solver_plan.execution.waves.compile import compile_waves
 from solver_plan.execution.waves.program import WaveProgram, describe_waves
-from solver_plan.kinds import read_plan, read_problem
+from solver_plan.kinds import read_problem_and_plan as read_documents
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.wavefront.plan import WavefrontPlan
@@ -44,13 +44,13 @@ def compile_plan(problem: RunnableProblem, plan: RunnablePlan) -> AnyProgram:
         return pipelines.compile_plan(problem, plan)
     if isinstance(problem, WavefrontProblem) and isinstance(plan, WavefrontPlan):
         return compile_waves(problem, plan)
-    require_same_problem(problem, plan)
-    raise InputError(f"the problem is of kind {problem.kind}, the plan of kind {plan.kind}: give two that match")
+    require_same_problem(problem, plan)  # refuses two kinds
+    raise AssertionError(f"{plan.kind} has programs, and none is compiled")
 
 
 def read_problem_and_plan(problem: str | Path, plan: str | Path) -> tuple[RunnableProblem, RunnablePlan]:
     """Read the two files. Raises `DocumentError`, and `InputError` if they are not of a kind that has programs."""
-    return require_runnable(read_problem(problem), read_plan(plan), (problem, plan))
+    return require_runnable(*read_documents(problem, plan), (problem, plan))
 
 
 def require_runnable(

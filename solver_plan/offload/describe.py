@@ -10,6 +10,7 @@ from solver_plan.offload.operations import iteration_of, precedences_of
 from solver_plan.offload.plan import RESOURCES, OffloadPlan
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.offload.retiming import retime
+from solver_plan.report.units import size_text
 
 WIDEST_NAME = 40
 RESOURCE_WORDS = {
@@ -30,8 +31,8 @@ def describe(plan: OffloadPlan, problem: OffloadProblem | None = None) -> str:
 
 def _summary(plan: OffloadPlan, problem: OffloadProblem | None) -> Iterator[str]:
     yield f"period     {plan.predicted.period_ms:.3f} ms"
-    room = "" if problem is None else f" of {problem.gpu_state_bytes / 1e9:.3f} GB"
-    yield f"resident   {plan.predicted.gpu_state_bytes / 1e9:.3f} GB{room}"
+    room = "" if problem is None else f" of {size_text(problem.gpu_state_bytes, 3)}"
+    yield f"resident   {size_text(plan.predicted.gpu_state_bytes, 3)}{room}"
 
 
 def _placement(plan: OffloadPlan) -> Iterator[str]:

@@ -14,7 +14,10 @@ import logging
 from collections.abc import Callable
 
 from ortools.sat.python import cp_model
+from pydantic import ValidationError
 
+from solver_plan.documents.fields import LARGEST_NUMBER
+from solver_plan.errors import InputError, InvalidPlanError
 from solver_plan.offload.assemble import Candidate, plan_document
 from solver_plan.offload.bounds import BOUND_NAME, inequalities, placement_bound
 from solver_plan.offload.check import period_of
@@ -74,7 +77,8 @@ def plan_offload(
     Parameters
     ----------
     problem
-        The problem. A plan always exists: everything on the CPU.
+        The problem. A plan always exists: everything on the CPU; if it takes so long that rounding hides whether it is
+        valid, `InputError` says so.
     budget
         Limits of the search.
     heuristic
@@ -87,6 +91,7 @@ def plan_offload(
     if heuristic is not None:
         found = run_heuristic(problem, heuristic)
         incumbent.offer(Candidate(found.placement, found.timing), f"heuristic:{heuristic}")
+        _require_any(problem, incumbent)
         return _planned(problem, clock, incumbent, f"heuristic {heuristic}", True)
     with clock.interruptible():
         _search(problem, clock, incumbent)
@@ -95,7 +100,11 @@ def plan_offload(
 
 
 def _evaluate(problem: OffloadProblem, candidate: Candidate) -> float:
-    return period_of(problem, plan_document(problem, candidate))
+    try:
+        plan = plan_document(problem, candidate)
+    except ValidationError:
+        raise InvalidPlanError((f"timeline: times go up to {LARGEST_NUMBER:g} ms",)) from None
+    return period_of(problem, plan)
 
 
 def _planned(
@@ -115,6 +124,7 @@ def _search(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidat
     _run_rules(problem, clock, incumbent, QUICK_RULES)
     if clock.interrupted:
         return
+    _require_any(problem, incumbent)
     large = len(problem.layers) * problem.chunks_per_layer > LARGE
     streaming = any(problem.may_stream(layer) for layer in range(len(problem.layers)))
     share = MILP_SHARE_WITH_STREAMING if streaming else MILP_SHARE_OF_LARGE if large else MILP_SHARE
@@ -136,6 +146,19 @@ def _search(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidat
     if bound.placement is not None:
         _solve_flow(problem, clock, incumbent, bound.placement)
     _solve_flow(problem, clock, incumbent, None)
+
+
+def _require_any(problem: OffloadProblem, incumbent: Incumbent[Candidate]) -> None:
+    """Raise `InputError` if the plans of rules, which always exist, were not valid: times too long to be checked."""
+    if incumbent.plan is not None:
+        return
+    operations = (problem.cpu_update_ms, problem.gpu_update_ms, problem.gradient_copy_ms, problem.weight_copy_ms)
+    layers = range(len(problem.layers))
+    longest_ms = max(problem.compute_ms, *(length_ms(layer) for length_ms in operations for layer in layers))
+    raise InputError(
+        f"layers and rates: found times of up to {longest_ms:.3g} ms, beside which the 1e-6 ms to which plans hold are "
+        "lost to rounding; correct forward_ms, backward_ms, parameters, bytes_per_parameter or rates"
+    )
 
 
 def _run_rules(problem: OffloadProblem, clock: Clock, incumbent: Incumbent[Candidate], names: tuple[str, ...]) -> None:

@@ -10,6 +10,9 @@ from pydantic import model_validator
 
 from solver_plan.documents import Bytes, Count, Milliseconds, Name, PerSecond, ProblemDocument, document, fail
 
+MOST_CHUNKS = 50_000
+"""Of all layers together: each is three operations of the timeline, one after the other."""
+
 
 @document
 class Layer:
@@ -70,6 +73,13 @@ class OffloadProblem(ProblemDocument):
             if layer.name in names:
                 raise fail(f"layers[{index}].name", layer.name, "names are unique")
             names.add(layer.name)
+        chunks = len(self.layers) * self.chunks_per_layer
+        if chunks > MOST_CHUNKS:
+            rule = (
+                f"all layers together have at most {MOST_CHUNKS} chunks: of {len(self.layers)} layers each at most "
+                f"{max(1, MOST_CHUNKS // len(self.layers))}"
+            )
+            raise fail("chunks_per_layer", self.chunks_per_layer, rule)
         smallest = min(
             (self.state_bytes(layer) for layer in range(len(self.layers)) if self.state_bytes(layer)), default=0
         )

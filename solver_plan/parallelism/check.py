@@ -14,7 +14,7 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.costs import Evaluation, evaluate
 from solver_plan.parallelism.plan import ParallelismPlan, Stage
 from solver_plan.parallelism.problem import ParallelismProblem
-from solver_plan.parallelism.schedule import group_ends, orders_of
+from solver_plan.parallelism.schedule import group_ends, orders_of, require_few_actions
 
 RELATIVE_TOLERANCE = 1e-6
 """To which times of a plan must agree with the recomputed ones."""
@@ -45,6 +45,7 @@ def check_structure(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple
         *_devices(problem, plan),
         *_layouts(problem, plan),
         *_recompute(problem, plan),
+        *_actions(problem, plan),
         *_schedule(problem, plan),
         *check_full.same_layout(problem, plan.stages),
     )
@@ -64,7 +65,7 @@ def _checked(problem: ParallelismProblem, plan: ParallelismPlan) -> tuple[tuple[
     if not evaluation.iteration_ms <= LARGEST_NUMBER:
         return (f"iteration_ms: {evaluation.iteration_ms:.3g} ms, times go up to {LARGEST_NUMBER:g}",), None
     violations = (
-        *_playable(plan, evaluation),
+        *(_playable(plan, evaluation) if problem.cost_model == "aceso" else ()),  # full has played it already
         *_memory(problem, plan, evaluation),
         *_predicted(problem, plan, evaluation),
         *_bound(problem, plan, evaluation),
@@ -178,13 +179,22 @@ def _whole_blocks(problem: ParallelismProblem, place: str, stage: Stage) -> Iter
     recomputed = {
         operator
         for first, end in stage.recompute
-        for operator in range(max(first, first_of_stage), min(end, end_of_stage))
+        for operator in range(max(first, first_of_stage), min(end, end_of_stage, len(problem.operators)))
     }
     for first, end in block_ranges(problem):
         part = range(max(first, stage.operators[0]), min(end, stage.operators[1]))
         marked = [operator for operator in part if operator in recomputed]
         if marked and len(marked) < len(part):
             yield f"{place}: only {len(marked)} operators of the block [{first}, {end}), whole blocks are recomputed"
+
+
+def _actions(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:
+    """An iteration can be played, where it must be: under `aceso` 1F1B is priced by a formula."""
+    if problem.cost_model == "full" or plan.schedule is not None:
+        try:
+            require_few_actions(plan)
+        except InvalidPlanError as error:
+            yield from error.violations
 
 
 def _schedule(problem: ParallelismProblem, plan: ParallelismPlan) -> Iterator[str]:

@@ -69,8 +69,8 @@ def _row(
 
 
 def _devices(stage: Stage) -> str:
-    first, last = min(stage.devices), max(stage.devices)
-    if stage.devices == tuple(range(first, last + 1)):
+    first, last = stage.devices[0], stage.devices[-1]
+    if stage.devices == tuple(range(first, first + len(stage.devices))):
         return str(first) if first == last else f"{first}-{last}"
     return ",".join(str(device) for device in stage.devices)
 
@@ -88,25 +88,30 @@ def _what_binds(problem: ParallelismProblem, evaluation: Evaluation) -> str:
     recompute = sum(stage.recompute_ms for stage in evaluation.stages)
     communication = sum(stage.communication_ms for stage in evaluation.stages)
     limit = problem.cluster.usable_bytes_per_device
-    above = times[slowest] * len(times) / sum(times) - 1
+    above = _share(times[slowest] * len(times) - sum(times), sum(times))
     free = (limit - memory[fullest]) / MEGABYTE
     margin = problem.cluster.memory_margin
     kept = f", beside {margin:.0%} of the memory that is kept free" if margin else ""
     return (
         f"slowest: stage {slowest}, {times[slowest]:.3f} ms ({above:.1%} above the mean); "
         f"fullest: stage {fullest}, {free:.1f} MB free{kept}\n"
-        f"of the stages' time, recomputation {recompute / sum(times):.1%}, "
-        f"communication {communication / sum(times):.1%}"
+        f"of the stages' time, recomputation {_share(recompute, sum(times)):.1%}, "
+        f"communication {_share(communication, sum(times)):.1%}"
     )
+
+
+def _share(part: float, whole: float) -> float:
+    """Return part / whole; 0 where all that is measured takes no time."""
+    return part / whole if whole else 0.0
 
 
 def describe_simulation(simulation: Simulation) -> str:
     """Return what happened when a plan was played."""
     rows: list[list[Cell]] = []
     for number, (devices, busy) in enumerate(zip(simulation.groups, simulation.busy_ms, strict=True)):
-        idle = 1 - busy / simulation.iteration_ms
+        idle = _share(simulation.iteration_ms - busy, simulation.iteration_ms)
         rows.append([number, ",".join(map(str, devices)), busy, f"{idle:.2%}"])
-    difference = simulation.formula_ms / simulation.iteration_ms - 1
+    difference = _share(simulation.formula_ms - simulation.iteration_ms, simulation.iteration_ms)
     once = f", of these {simulation.once_ms:.3f} ms once an iteration" if simulation.once_ms else ""
     return "\n".join(
         [

@@ -31,10 +31,12 @@ from solver_plan.parallelism.heuristics.grid import grid_points
 from solver_plan.parallelism.heuristics.interleaved import best_plan, interleavings, least_ms
 from solver_plan.parallelism.infeasible import explain
 from solver_plan.parallelism.model import PipelineModel, SizedArcs, build, hint_of
+from solver_plan.parallelism.nothing_found import why_nothing
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape, chain_shape
+from solver_plan.parallelism.schedule import MOST_ACTIONS, action_count, play_cost_s
 from solver_plan.parallelism.schedule_model import build_schedule_model
 from solver_plan.parallelism.sources import StageKey, StageSource, stage_source
 from solver_plan.parallelism.stage_graph import Arcs, StageGraph
@@ -47,7 +49,8 @@ log = logging.getLogger(__name__)
 
 HEURISTICS = ("grid", "aceso")
 EVALUATION_COST_S = 0.002
-"""Deterministic seconds that the evaluation of a plan counts."""
+"""Deterministic seconds that the evaluation of a plan counts, at least: where its schedule is played, a long one counts
+what playing does."""
 WARM_START_EVALUATIONS = 2_000
 """Stages that Aceso's search may evaluate for a first good plan."""
 MIXED_WARM_START_EVALUATIONS = 8_000
@@ -85,10 +88,12 @@ class _Size:
 class Planner:
     """One search for a plan of one problem."""
 
-    def __init__(self, problem: ParallelismProblem, budget: Budget, on_progress: Progress = silent) -> None:
+    def __init__(
+        self, problem: ParallelismProblem, budget: Budget, on_progress: Progress = silent, clock: Clock | None = None
+    ) -> None:
         _require_planned_space(problem)
         self.problem = problem
-        self.clock = Clock(budget)
+        self.clock = clock or Clock(budget)
         self.incumbent: Incumbent[ParallelismPlan] = Incumbent(self._evaluate, self.clock, on_progress)
         self._shape: ChainShape = chain_shape(problem, block_ranges(problem))
         self._interleaved_bound_ms = np.inf
@@ -102,7 +107,7 @@ class Planner:
         InfeasibleProblemError
             If no plan exists, with the reason.
         NoPlanFoundError
-            If the limit came first.
+            If the limit came first, or what was searched holds none.
         """
         with self.clock.interruptible():
             try:
@@ -160,9 +165,14 @@ class Planner:
             finally:
                 if not self.incumbent.closed:
                     self._raise_bound(sizes)
+            if self.incumbent.objective is None and not self.clock.expired:
+                raise why_nothing(self.problem, self._least_ms(sizes), self._not_searched(sizes), self._has_plan)
 
     def _evaluate(self, plan: ParallelismPlan) -> float:
-        self.clock.spend(EVALUATION_COST_S)
+        # one with too many actions is refused, not played
+        playable = self.problem.cost_model == "full" and action_count(plan) <= MOST_ACTIONS
+        played_s = play_cost_s(plan) if playable else 0.0
+        self.clock.spend(max(EVALUATION_COST_S, played_s))
         return evaluate_checked(self.problem, plan).iteration_ms
 
     @cached_property
@@ -173,6 +183,15 @@ class Planner:
                 f"global_batch: no micro-batch size that the profiles and the space allow divides "
                 f"{self.problem.global_batch}; choose another global batch, or profile more batch sizes"
             )
+        if self.problem.cost_model == "full":
+            largest = max(batch.size for batch in batches)
+            batches = [batch for batch in batches if 2 * batch.count <= MOST_ACTIONS]
+            if not batches:
+                raise InputError(
+                    f"global_batch: found {self.problem.global_batch}, which is {self.problem.global_batch // largest} "
+                    f"micro-batches of {largest}, the largest size; the full cost model plays at most "
+                    f"{MOST_ACTIONS // 2}: choose a smaller global batch, or profile larger batch sizes"
+                )
         return batches
 
     def _sizes(self, batches: Sequence[MicroBatch]) -> list[_Size]:
@@ -321,9 +340,13 @@ class Planner:
     def _lowest(self, graph: StageGraph, arcs: Arcs) -> float:
         return float(graph.through(arcs).min(initial=np.inf))
 
-    def _raise_bound(self, sizes: list[_Size]) -> None:
+    def _least_ms(self, sizes: list[_Size]) -> float:
+        """Return what every plan takes at least; infinite: there is none."""
         bound = min(size.bound_ms if self.problem.in_rank_order else size.any_order_bound_ms for size in sizes)
-        bound = min(bound, self._interleaved_bound_ms)
+        return min(bound, self._interleaved_bound_ms)
+
+    def _raise_bound(self, sizes: list[_Size]) -> None:
+        bound = self._least_ms(sizes)
         if np.isfinite(bound):
             self.incumbent.raise_bound(min(bound, self._cutoff()), "closed-form:stage-graph")
 
@@ -399,6 +422,33 @@ class Planner:
             stages.append(replace(stage, devices_behind=int(arcs.devices_behind[index]) * graph.unit))
         found = [stages, size.source.tuned(stages)]
         return any([self.incumbent.offer(draft_plan(self.problem, size.batch.size, one), source) for one in found])
+
+    # -- nothing found ------------------------------------------------------------------------------------------
+
+    def _has_plan(self, problem: ParallelismProblem) -> bool:
+        """Return whether any plan of another problem is found within what is left of the limit."""
+        other = Planner(problem, self.clock.budget, clock=self.clock)
+        try:
+            other._grid()
+            sizes = other._sizes(other._batches)
+            for look in (other._coarse, other._fine):
+                if other.incumbent.objective is None:
+                    look(sizes)
+        except OutOfTimeError:
+            pass
+        return other.incumbent.objective is not None
+
+    def _not_searched(self, sizes: list[_Size]) -> list[str]:
+        """Return which plans were not looked at, as words."""
+        found = []
+        if not self.problem.in_rank_order:
+            found.append("plans with devices out of rank order were not looked at")
+        if not all(size.source.finds_all for size in sizes):
+            found.append("not all layouts of the operators within a stage were looked at")
+        too_large = [size.batch.size for size in sizes if size.graph is None and np.isfinite(size.bound_ms)]
+        if too_large:
+            found.append(f"micro-batches of {', '.join(map(str, too_large))} have too many pipelines to look at")
+        return found
 
     # -- constraint program -------------------------------------------------------------------------------------
 
@@ -512,6 +562,17 @@ def _require_planned_space(problem: ParallelismProblem) -> None:
         raise InputError(
             f"space.virtual_stages: found {list(space.virtual_stages)}; the aceso cost model knows one stage on each "
             "group of devices: give [1], or take the full cost model"
+        )
+    if problem.sequence_parallel:
+        raise InputError(
+            "sequence_parallel: found true; the aceso cost model knows no sequence parallelism: give false, or take "
+            "the full cost model"
+        )
+    hidden = [name for name in ("tensor_parallel", "transfers") if getattr(problem.overlap, name)]
+    if hidden:
+        raise InputError(
+            f"overlap.{hidden[0]}: found true; the aceso cost model hides nothing: give false, or take the full cost "
+            "model"
         )
     if 0 not in space.sharding:
         raise InputError(

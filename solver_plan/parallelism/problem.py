@@ -3,7 +3,7 @@
 Field names follow `documents.md`; what the cost models need beside the outline is marked *added*.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
@@ -20,6 +20,7 @@ from solver_plan.documents import (
     ProblemDocument,
     document,
     fail,
+    refuse_too_many_devices,
 )
 
 TensorLayout = Literal["any", "replicated", "split_heads", "split_scores", "batch_first"]
@@ -86,6 +87,11 @@ class Cluster:
     """*Added*, for `full`: rate of all network adapters of a node, which its devices share; None: as `inter_node`."""
     device_memory_bytes_per_s: PerSecond | None = None
     """*Added*, for `full`: rate at which the optimizer step reads and writes; None: the step takes no time."""
+
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        refuse_too_many_devices(self.nodes, self.devices_per_node)
+        return self
 
     @property
     def devices(self) -> int:
@@ -267,6 +273,7 @@ class ParallelismProblem(ProblemDocument):
             if repeated is not None:
                 rule = "each (batch, tensor_parallel, partition) is profiled once"
                 raise fail(f"profiles.{key}[{repeated}]", list(entries[repeated].key), rule)
+            self._collectives_are_parts(key, entries)
         if self.cost_model == "full":
             self._priced_in_full()
         for name, values in (
@@ -279,7 +286,27 @@ class ParallelismProblem(ProblemDocument):
             repeated = _first_repeated(values or ())
             if values is not None and repeated is not None:
                 raise fail(f"space.{name}[{repeated}]", values[repeated], "each value once")
+        for index, parts in enumerate(self.space.virtual_stages):
+            if parts > len(self.operators):
+                rule = f"each part has at least one of the {len(self.operators)} operators: at most that many"
+                raise fail(f"space.virtual_stages[{index}]", parts, rule)
         return self
+
+    def _collectives_are_parts(self, key: str, entries: Sequence[Profile]) -> None:
+        """What is hidden is taken off the times: they contain it."""
+        for index, entry in enumerate(entries):
+            for name, part_ms, whole_ms in (
+                ("forward", entry.forward_collective_ms, entry.forward_ms),
+                ("backward", entry.backward_collective_ms, entry.backward_ms),
+            ):
+                if part_ms > whole_ms:
+                    user = next((one.name for one in self.operators if one.profile == key), "no operator")
+                    raise fail(
+                        f"profiles.{key}[{index}].{name}_collective_ms",
+                        part_ms,
+                        f"it is a part of {name}_ms, which is {whole_ms:g} (profile of {user}, batch {entry.batch}, "
+                        f"tensor parallel {entry.tensor_parallel}): at most that, or add it to {name}_ms",
+                    )
 
     def _priced_in_full(self) -> None:
         if self.bytes_per_parameter is None:

@@ -18,6 +18,12 @@ ActionKind = Literal["F", "B", "I", "W"]
 StageAction = tuple[int, ActionKind, int]
 """(stage, kind, micro-batch)."""
 NOT_YET = -1.0
+MOST_ACTIONS = 10_000_000
+"""Of an iteration, on all stages: playing more takes longer than anyone waits, and more memory than a laptop has."""
+PLAY_COST_S = 2e-6
+"""Deterministic seconds of one action that is played."""
+LISTED_COST_S = 1e-5
+"""The same of an action of a plan that lists its actions: it is written, read and checked too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,11 @@ def interleaved(groups: int, group: int, virtual_stages: int, micro_batches: int
 
 
 def orders_of(plan: ParallelismPlan) -> tuple[tuple[tuple[int, ...], ...], list[list[StageAction]]]:
-    """Return the groups of devices and the actions of each: those that the plan states, else 1F1B."""
+    """Return the groups of devices and the actions of each: those that the plan states, else 1F1B.
+
+    Raises `InvalidPlanError` if they are more than `MOST_ACTIONS`.
+    """
+    require_few_actions(plan)
     count = len(plan.stages)
     if plan.schedule is None:
         orders: list[list[StageAction]] = [
@@ -89,6 +99,29 @@ def orders_of(plan: ParallelismPlan) -> tuple[tuple[tuple[int, ...], ...], list[
         return tuple(stage.devices for stage in plan.stages), orders
     parsed = [[_parse(action) for action in order] for order in plan.schedule.orders]
     return tuple(plan.stages[order[0][0]].devices for order in parsed if order), [order for order in parsed if order]
+
+
+def action_count(plan: ParallelismPlan) -> int:
+    """Return how many actions an iteration of a plan has."""
+    if plan.schedule is None:
+        return 2 * plan.micro_batches * len(plan.stages)
+    return sum(len(order) for order in plan.schedule.orders)
+
+
+def require_few_actions(plan: ParallelismPlan) -> None:
+    """Raise `InvalidPlanError` if an iteration has more than `MOST_ACTIONS` actions."""
+    count = action_count(plan)
+    if count > MOST_ACTIONS:
+        line = (
+            f"micro_batches: {plan.micro_batches} in {len(plan.stages)} stages are {count} actions of an iteration, at "
+            f"most {MOST_ACTIONS} are played; take larger micro-batches"
+        )
+        raise InvalidPlanError((line,))
+
+
+def play_cost_s(plan: ParallelismPlan) -> float:
+    """Return the deterministic seconds of evaluating a plan whose schedule is played."""
+    return (PLAY_COST_S if plan.schedule is None else LISTED_COST_S) * action_count(plan)
 
 
 def _parse(action: str) -> StageAction:
@@ -143,7 +176,8 @@ def _run(
         before = len(sequence)
         for group, order in enumerate(orders):
             mine, now = times[group], free[group]
-            for stage, kind, micro_batch in order[len(mine) :]:
+            for at in range(len(mine), len(order)):  # no slice: copies would take time quadratic in micro-batches
+                stage, kind, micro_batch = order[at]
                 if kind == "F":
                     ready = 0.0 if stage == 0 else forward[stage - 1][micro_batch]
                     arrival = durations[stage].input_arrival_ms if stage else 0.0

@@ -203,8 +203,9 @@ def _binding(iteration_ms: float, stages: Sequence[StageRelief], edges: Sequence
         words.append("memory of no stage alone")
     if edges:
         link = min(edges, key=lambda one: one.iteration_ms)
-        share = 1 - link.iteration_ms / iteration_ms
-        if share > LEAST_SHARE:
+        gain_ms = iteration_ms - link.iteration_ms
+        if gain_ms > LEAST_SHARE * iteration_ms:
+            share = gain_ms / iteration_ms
             words.append(f"link between {link.behind_stage} and {link.behind_stage + 1} ({share:.2%})")
         else:
             words.append("no link alone")

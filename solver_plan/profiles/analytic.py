@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from solver_plan.documents import Bytes
+from solver_plan.documents import Bytes, computed_from
 from solver_plan.errors import InputError
 from solver_plan.parallelism.problem import Cluster, LatencyLink, Operator, Overlap, ParallelismProblem, Profile, Space
 from solver_plan.profiles.cluster import ClusterDescription, NodeLink
@@ -89,58 +89,59 @@ def profile(
         )
     degrees = tensor_parallel_degrees(description, cluster)
     usable = int(cluster.device.memory_bytes * (1 - cluster.device.memory_margin))
-    profiles: dict[str, tuple[Profile, ...]] = {}
-    input_kinds = _kinds_before(description)
-    for kind, operator in description.kinds.items():
-        entries = tuple(
-            entry
-            for index, partition in enumerate(operator.partitions)
-            for entry in _profiles(
-                description, cluster, partition, index, input_kinds[kind], batches, degrees, sequence_parallel
+    with computed_from(f"{description.name} on {cluster.name}"):
+        profiles: dict[str, tuple[Profile, ...]] = {}
+        input_kinds = _kinds_before(description)
+        for kind, operator in description.kinds.items():
+            entries = tuple(
+                entry
+                for index, partition in enumerate(operator.partitions)
+                for entry in _profiles(
+                    description, cluster, partition, index, input_kinds[kind], batches, degrees, sequence_parallel
+                )
             )
+            fitting = tuple(entry for entry in entries if _least_bytes(entry, description) <= usable)
+            if not fitting:
+                least = min(_least_bytes(entry, description) for entry in entries)
+                raise InputError(
+                    f"{description.name}: operator {operator.name} alone needs {least} bytes at batch {min(batches)} "
+                    f"and tensor parallel degree {degrees[-1]}, a device of {cluster.name} has {usable} usable: "
+                    "take larger devices"
+                )
+            profiles[kind] = fitting
+        intra, inter = cluster.intra_node, cluster.inter_node
+        return ParallelismProblem(
+            cost_model=cost_model,
+            global_batch=global_batch,
+            model=model,
+            cluster=Cluster(
+                nodes=cluster.nodes,
+                devices_per_node=cluster.devices_per_node,
+                memory_bytes_per_device=cluster.device.memory_bytes,
+                memory_margin=cluster.device.memory_margin,
+                intra_node=LatencyLink(latency_ms=intra.latency_ms, bytes_per_s=intra.bytes_per_s),
+                inter_node=LatencyLink(latency_ms=inter.latency_ms, bytes_per_s=inter.bytes_per_s),
+                collectives=intra.collectives,
+                node_bytes_per_s=inter.node_bytes_per_s,
+                device_memory_bytes_per_s=cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency,
+            ),
+            operators=tuple(
+                Operator(
+                    name=operator.name,
+                    profile=operator.kind,
+                    block_start=operator.block_start,
+                    shares_weights_with=operator.shares_weights_with,
+                )
+                for operator in description.operators
+            ),
+            profiles=profiles,
+            space=space or default_space(cluster, cost_model),
+            state_bytes_per_weight_byte=description.bytes_per_parameter.per_weight_byte,
+            bytes_per_parameter=description.bytes_per_parameter,
+            sequence_parallel=sequence_parallel,
+            overlap=overlap or Overlap(),
+            provenance={"source": "analytic", "description": description.name, "cluster": cluster.name},
         )
-        fitting = tuple(entry for entry in entries if _least_bytes(entry, description) <= usable)
-        if not fitting:
-            least = min(_least_bytes(entry, description) for entry in entries)
-            raise InputError(
-                f"{description.name}: operator {operator.name} alone needs {least} bytes at batch {min(batches)} and "
-                f"tensor parallel degree {degrees[-1]}, a device of {cluster.name} has {usable} usable: "
-                "take larger devices"
-            )
-        profiles[kind] = fitting
-    intra, inter = cluster.intra_node, cluster.inter_node
-    return ParallelismProblem(
-        cost_model=cost_model,
-        global_batch=global_batch,
-        model=model,
-        cluster=Cluster(
-            nodes=cluster.nodes,
-            devices_per_node=cluster.devices_per_node,
-            memory_bytes_per_device=cluster.device.memory_bytes,
-            memory_margin=cluster.device.memory_margin,
-            intra_node=LatencyLink(latency_ms=intra.latency_ms, bytes_per_s=intra.bytes_per_s),
-            inter_node=LatencyLink(latency_ms=inter.latency_ms, bytes_per_s=inter.bytes_per_s),
-            collectives=intra.collectives,
-            node_bytes_per_s=inter.node_bytes_per_s,
-            device_memory_bytes_per_s=cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency,
-        ),
-        operators=tuple(
-            Operator(
-                name=operator.name,
-                profile=operator.kind,
-                block_start=operator.block_start,
-                shares_weights_with=operator.shares_weights_with,
-            )
-            for operator in description.operators
-        ),
-        profiles=profiles,
-        space=space or default_space(cluster, cost_model),
-        state_bytes_per_weight_byte=description.bytes_per_parameter.per_weight_byte,
-        bytes_per_parameter=description.bytes_per_parameter,
-        sequence_parallel=sequence_parallel,
-        overlap=overlap or Overlap(),
-        provenance={"source": "analytic", "description": description.name, "cluster": cluster.name},
-    )
 
 
 def default_space(cluster: ClusterDescription, cost_model: Literal["aceso", "full"] = "full") -> Space:

@@ -12,15 +12,27 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Self
 
-from annotated_types import Ge, Gt, Le, Len
+from annotated_types import Ge, Le, Len
 from pydantic import model_validator
 
-from solver_plan.documents import Bytes, Count, Milliseconds, Name, PerSecond, document, fail, parse_document
+from solver_plan.documents import (
+    Bytes,
+    Count,
+    Milliseconds,
+    Name,
+    PerSecond,
+    document,
+    fail,
+    parse_document,
+    refuse_too_many_devices,
+)
+from solver_plan.documents.fields import LEAST_RATE
 from solver_plan.errors import DocumentError, InputError
 from solver_plan.parallelism.problem import RingRate
 from solver_plan.profiles.description import DataType, FusedAttention, MatrixProduct
 
-Efficiency = Annotated[float, Gt(0), Le(1)]
+Efficiency = Annotated[float, Ge(1e-6), Le(1)]
+"""Share of a peak; no kernel that is worth running is slower by a million."""
 
 
 @document
@@ -108,6 +120,13 @@ class Device:
     """What the host needs to launch one kernel: the time of an operator is at least this for each of its kernels."""
     arithmetic: dict[DataType, Arithmetic]
 
+    @model_validator(mode="after")
+    def _reads_and_writes(self) -> Self:
+        if self.memory_bytes_per_s * self.memory_efficiency < LEAST_RATE:
+            rule = f"times memory_bytes_per_s, {self.memory_bytes_per_s:g}, it is a rate of at least {LEAST_RATE:g}"
+            raise fail("memory_efficiency", self.memory_efficiency, rule)
+        return self
+
     def memory_ms(self, moved_bytes: float) -> float:
         """Return the time to read or write so many bytes of the device's memory."""
         return moved_bytes / (self.memory_bytes_per_s * self.memory_efficiency) * 1000
@@ -165,6 +184,11 @@ class ClusterDescription:
     host: Host | None = None
     """None: nothing is known, and no update can be planned for the CPU."""
 
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Self:
+        refuse_too_many_devices(self.nodes, self.devices_per_node)
+        return self
+
     @property
     def devices(self) -> int:
         """Number of devices of all nodes."""
@@ -221,6 +245,8 @@ def read_cluster(source: str | Path) -> ClusterDescription:
 
 
 def _text_of(source: str) -> tuple[str, str]:
+    if not source:
+        raise InputError(f"cluster: found an empty name; name a TOML file or one of {', '.join(ready_clusters())}")
     path = Path(source)
     ready = resources.files("solver_plan") / "clusters" / f"{source}.toml"
     if not path.is_file() and "/" not in source and ready.is_file():

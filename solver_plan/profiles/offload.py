@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from solver_plan.documents import computed_from
 from solver_plan.errors import InputError
 from solver_plan.offload.curve import MenuEntry
 from solver_plan.offload.problem import BytesPerParameter, Layer, OffloadProblem, Rates
@@ -72,7 +73,8 @@ def profile_offload(
     """
     if micro_batch < 1 or global_batch < 1 or global_batch % micro_batch:
         raise InputError(f"micro-batch: found {micro_batch}; it divides the global batch {global_batch}")
-    costs = _costs(description, cluster, micro_batch, recomputation)
+    with computed_from(f"{description.name} on {cluster.name}"):
+        costs = _costs(description, cluster, micro_batch, recomputation)
     if gpu_state_bytes is None:
         gpu_state_bytes = _usable_bytes(cluster) - staging_bytes - costs.held_bytes
         if gpu_state_bytes < 0:
@@ -89,23 +91,24 @@ def profile_offload(
             f"staging: found {staging_bytes} bytes; at least the smallest layer's optimizer state ({smallest} bytes), "
             "or 0: no streaming"
         )
-    return OffloadProblem(
-        layers=costs.layers,
-        rates=_rates(description, cluster),
-        bytes_per_parameter=_bytes_per_parameter(description),
-        gpu_state_bytes=gpu_state_bytes,
-        staging_bytes=staging_bytes,
-        chunks_per_layer=chunks_per_layer,
-        accumulation_steps=global_batch // micro_batch,
-        clip_gradients=clip_gradients,
-        provenance={
-            "source": "analytic",
-            "description": description.name,
-            "cluster": cluster.name,
-            "micro_batch": micro_batch,
-            "recomputation": recomputation,
-        },
-    )
+    with computed_from(f"{description.name} on {cluster.name}"):
+        return OffloadProblem(
+            layers=costs.layers,
+            rates=_rates(description, cluster),
+            bytes_per_parameter=_bytes_per_parameter(description),
+            gpu_state_bytes=gpu_state_bytes,
+            staging_bytes=staging_bytes,
+            chunks_per_layer=chunks_per_layer,
+            accumulation_steps=global_batch // micro_batch,
+            clip_gradients=clip_gradients,
+            provenance={
+                "source": "analytic",
+                "description": description.name,
+                "cluster": cluster.name,
+                "micro_batch": micro_batch,
+                "recomputation": recomputation,
+            },
+        )
 
 
 def offload_menu(
@@ -125,7 +128,8 @@ def offload_menu(
         if micro_batch < 1 or global_batch % micro_batch:
             raise InputError(f"menu: found micro-batch {micro_batch}; it divides the global batch {global_batch}")
         for recomputation in RECOMPUTATIONS:
-            costs = _costs(description, cluster, micro_batch, recomputation)
+            with computed_from(f"{description.name} on {cluster.name}"):
+                costs = _costs(description, cluster, micro_batch, recomputation)
             room = _usable_bytes(cluster) - staging_bytes - costs.held_bytes
             if room >= 0:
                 entries.append(

@@ -7,6 +7,7 @@ milliseconds.
 
 from collections.abc import Sequence
 
+from solver_plan.documents import computed_from
 from solver_plan.errors import InputError
 from solver_plan.profiles.cluster import ClusterDescription
 from solver_plan.profiles.description import DataType
@@ -51,21 +52,22 @@ def profile_wavefront(
     found = next((device.arithmetic[kind] for kind in DATA_TYPES if kind in device.arithmetic), None)
     if found is None:
         raise InputError(f"{cluster.name}: found no arithmetic of {' or '.join(DATA_TYPES)}; describe one of them")
-    return problem_from_operators(
-        description.operators,
-        Cluster(
-            devices=cluster.nodes * cluster.devices_per_node,
-            devices_per_node=cluster.devices_per_node,
-            memory_bytes_per_device=int(device.memory_bytes * (1 - device.memory_margin)),
-            intra_node_bytes_per_s=cluster.intra_node.bytes_per_s,
-            inter_node_bytes_per_s=cluster.inter_node.bytes_per_s if cluster.nodes > 1 else None,
-        ),
-        accelerator=Accelerator(
-            peak_flops_per_s=found.peak_flops_per_s,
-            efficiency=found.matrix_efficiency.values[-1][-1],
-            launch_ms=KERNELS_OF_A_LAYER * device.launch_ms,
-        ),
-        phases=phases,
-        model=model,
-        tensor_parallel=tensor_parallel,
-    )
+    with computed_from(f"{description.name} on {cluster.name}"):
+        return problem_from_operators(
+            description.operators,
+            Cluster(
+                devices=cluster.nodes * cluster.devices_per_node,
+                devices_per_node=cluster.devices_per_node,
+                memory_bytes_per_device=int(device.memory_bytes * (1 - device.memory_margin)),
+                intra_node_bytes_per_s=cluster.intra_node.bytes_per_s,
+                inter_node_bytes_per_s=cluster.inter_node.bytes_per_s if cluster.nodes > 1 else None,
+            ),
+            accelerator=Accelerator(
+                peak_flops_per_s=found.peak_flops_per_s,
+                efficiency=found.matrix_efficiency.values[-1][-1],
+                launch_ms=KERNELS_OF_A_LAYER * device.launch_ms,
+            ),
+            phases=phases,
+            model=model,
+            tensor_parallel=tensor_parallel,
+        )

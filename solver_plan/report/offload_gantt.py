@@ -28,6 +28,8 @@ COLOURS: dict[OperationName, str] = {
 OTHER_COLOUR, OTHER_MICRO_STEPS = "#bab0ac", "other micro-steps"
 EDGE = 0.35
 """Share of a bar's colour that neighbours differ by, so that equal operations in a row can be told apart."""
+MOST_PERIODS = 1e15
+"""An operation that ends later than so many periods is not drawn: where it lies in one is lost to rounding."""
 LABEL_FROM = 34.0
 """Bars at least this wide carry their layer's name."""
 
@@ -96,10 +98,13 @@ def _bars(
     scale: float,
 ) -> list[str]:
     """Draw what runs in every iteration as far as it is seen."""
-    if ends_ms <= begins_ms or period_ms <= 0:
+    if ends_ms <= begins_ms or period_ms <= 0 or ends_ms / period_ms > MOST_PERIODS:
         return []
     parts: list[str] = []
-    for turn in range(-int(ends_ms // period_ms) - 1, PERIODS + 1):
+    # only turns that are seen; what is longer than a period, which no valid plan has, is seen once, all over
+    last = PERIODS - int(begins_ms // period_ms)
+    first = max(-int(ends_ms // period_ms) - 1, last - PERIODS - 2)
+    for turn in range(first, last + 1):
         start_ms, end_ms = begins_ms + turn * period_ms, ends_ms + turn * period_ms
         seen_from, seen_to = max(0.0, start_ms), min(PERIODS * period_ms, end_ms)
         if seen_from >= seen_to:

@@ -39,7 +39,7 @@ def _memory(
     parts: list[str], y: float, plan: ParallelismPlan, problem: ParallelismProblem, evaluation: Evaluation
 ) -> float:
     limit = problem.cluster.usable_bytes_per_device
-    scale = (WIDTH - LEFT - 60) / max(limit, *(stage.memory_bytes for stage in evaluation.stages))
+    scale = (WIDTH - LEFT - 60) / max(1, limit, *(stage.memory_bytes for stage in evaluation.stages))
     parts.append(text(10, y - 12, "Memory of each device, by stage (GB)", size=14))
     for index, (stage, cost) in enumerate(zip(plan.stages, evaluation.stages, strict=True)):
         top = y + index * ROW
@@ -64,13 +64,13 @@ def _memory(
 
 def _pipeline(parts: list[str], y: float, plan: ParallelismPlan, problem: ParallelismProblem) -> float:
     """Draw the first micro-batches of a 1F1B plan, or the whole of a plan with an order of its own."""
-    shown = plan
+    shown, played = plan, problem
     if plan.schedule is None:
         count = min(plan.micro_batches, MOST_MICRO_BATCHES_PER_STAGE * len(plan.stages) + 1)
         shown = replace(plan, micro_batches=count)
-        problem = replace(problem, global_batch=count * plan.micro_batch_size)
-    simulation = simulate(problem, shown)
-    scale = (WIDTH - LEFT - 20) / simulation.iteration_ms
+        played = replace(problem, global_batch=count * plan.micro_batch_size)
+    simulation = simulate(played, shown)
+    scale = (WIDTH - LEFT - 20) / (simulation.iteration_ms or 1.0)
     parts.append(
         text(10, y - 12, f"Pipeline, {shown.micro_batches} of {plan.micro_batches} micro-batches (ms)", size=14)
     )
@@ -104,7 +104,7 @@ def _search(parts: list[str], y: float, certificate: Certificate) -> float:
     # the first plans of a search may be far off: show what lies within twice the best
     low, high = min(values), min(max(values), 2 * certificate.objective)
     last = max(certificate.seconds, certificate.trace[-1].seconds, 1e-3)
-    span = max(high - low, 1e-9 * high)
+    span = max(high - low, 1e-9 * high) or 1.0
 
     def point(seconds: float, value: float) -> tuple[float, float]:
         return LEFT + seconds / last * (WIDTH - LEFT - 20), y + height * (1 - (min(value, high) - low) / span)

@@ -96,9 +96,14 @@ class Incumbent(Generic[PlanT]):
         Raises
         ------
         NoPlanFoundError
-            If there is no plan.
+            If there is no plan: within the limit, or at all in what was searched.
         """
         with self._lock:
+            if (self.objective is None or self.source is None) and completed and not self._clock.interrupted:
+                raise NoPlanFoundError(
+                    "no plan found: the search ended by itself, more time would not help; search without --heuristic, "
+                    "or loosen a limit of the problem"
+                )
             if self.objective is None or self.source is None:
                 raise NoPlanFoundError(
                     f"no plan found within the limit ({self._clock.seconds:.1f} s): give more time; one may exist"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from annotated_types import Gt, Le, Len
 from pydantic import StringConstraints, model_validator
 
-from solver_plan.documents import Bytes, Count, Milliseconds, Name, PerSecond, ProblemDocument, document, fail
+from solver_plan.documents import Bytes, Count, Devices, Milliseconds, Name, PerSecond, ProblemDocument, document, fail
 from solver_plan.documents.fields import LARGEST_NUMBER
 
 DeviceCount = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
@@ -23,7 +23,7 @@ Phases = Literal["fused", "forward_backward"]
 class Cluster:
     """Equal devices in equal nodes; device r is on node r // devices_per_node."""
 
-    devices: Count
+    devices: Devices
     devices_per_node: Count
     memory_bytes_per_device: Bytes | None = None
     """None: memory does not limit."""

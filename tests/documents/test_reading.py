@@ -85,7 +85,7 @@ BAD = [
     (GOOD.replace("2.5", "1e19"), "parcels[0].wait_ms", "1e+19", "less than or equal to 1"),
     (GOOD.replace("9", "9" * 30), "length", "9" * 30, "less than or equal to 1000000000"),
     (GOOD.replace("9", "9" * 5000), "length", "a number of 5000 digits", "at most 18 digits"),
-    (GOOD.replace("3.0", "0.0"), "rates.belt.per_s", "0.0", "greater than 0"),
+    (GOOD.replace("3.0", "0.0"), "rates.belt.per_s", "0.0", "equal to 0.000001"),
     (GOOD.replace('["hand"]', "NaN"), "provenance.by", "NaN", "finite"),
     # names and keys
     (GOOD.replace('"b"', '"a"'), "parcels[1].name", "'a'", "unique"),

@@ -33,7 +33,7 @@ def test_from_shapes_to_a_checked_plan_and_its_page(run: Run) -> None:
     )
     code, out, err = run("profile", source, "--cluster", "a100_8x80gb", *options, "--no-clip", "--out", "problem.json")
     assert (code, err) == (0, "")
-    assert out.startswith("gpt-tiny: 4 layers, room for 0.00 of")
+    assert out.startswith("gpt-tiny: 4 layers, room for 0 bytes of the 1.42 MB")
     problem = json.loads(Path("problem.json").read_text())
     assert (problem["accumulation_steps"], problem["chunks_per_layer"], problem["clip_gradients"]) == (2, 2, False)
     assert run("plan", "problem.json", "--out", "plan.json", *QUICK)[0] == 0
@@ -73,7 +73,7 @@ def test_the_sweep_is_a_table_a_plot_and_csv(run: Run) -> None:
     code, out, err = run("plan", "problem.json", "--sweep", "-", "--rooms", "0,300", *QUICK)
     assert code == 0
     assert [line.split(",")[0] for line in out.splitlines()] == ["gpu_state_bytes", "0", "300"]
-    assert "room (GB)" in err
+    assert "room (kB)" in err
 
 
 def test_the_least_room_for_a_period(run: Run) -> None:
@@ -148,7 +148,10 @@ def test_jitter_is_replayed(run: Run) -> None:
         ("plan chain.json --period 5 --problem-out y --out x", "only offload problems"),
         ("simulate chain.json c.json --jitter 0.1", "jitter is for offload problems"),
         ("simulate p.json q.json --jitter 1", "below 1"),
-        ("simulate p.json c.json --jitter 0.1", "plan again"),
+        (
+            "simulate p.json c.json --jitter 0.1",
+            "c.json: found a plan of kind parallelism; p.json is a problem of kind",
+        ),
         ("profile {gpt} --cluster a100_8x80gb --global-batch 4 --clip --out x", "give --kind offload"),
         ("profile {gpt} --cluster a100_8x80gb --global-batch 4 --kind offload --micro-batch 3 --out x", "divides"),
         ("profile {gpt} --cluster v100_4x32gb --global-batch 4 --kind offload --out x", "[host]"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from solver_plan.documents import document_text, write_document
-from solver_plan.errors import DocumentError
+from solver_plan.errors import DocumentError, InputError
 from solver_plan.kinds import kind_of, read_problem
 from solver_plan.offload.problem import OffloadProblem
 from solver_plan.solving.budget import Budget
@@ -47,6 +47,7 @@ def setting(*path: str | int, value: object) -> Callable[[dict[str, Any]], None]
         (setting("layers", 1, "forward_ms", value=-0.5), "layers[1].forward_ms"),
         (setting("layers", 1, "name", value="l0"), "layers[1].name"),
         (setting("chunks_per_layer", value=0), "chunks_per_layer"),
+        (setting("chunks_per_layer", value=50_000 // 3 + 1), "chunks_per_layer"),
         (setting("accumulation_steps", value=0), "accumulation_steps"),
         (setting("staging_bytes", value=119), "staging_bytes"),
         (setting("clip_gradients", value=1), "clip_gradients"),
@@ -98,3 +99,19 @@ def test_documents_survive_writing_and_reading(tmp_path: Path) -> None:
     problem = make_problem(accumulation=3, clip=True)
     write_document(problem, tmp_path / "problem.json")
     assert document_text(read_problem(str(tmp_path / "problem.json"))) == document_text(problem)
+
+
+@pytest.mark.parametrize("heuristic", [None, "prefix"])
+@pytest.mark.parametrize(
+    "change", [setting("layers", 2, "forward_ms", value=1e18), setting("staging_bytes", value=240)]
+)
+def test_times_that_hide_the_tolerance_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], heuristic: str | None
+) -> None:
+    def changed(document: dict[str, Any]) -> None:
+        change(document)
+        document["bytes_per_parameter"]["gradient"] = 10**18
+
+    problem = read_problem(written(tmp_path, changed))
+    with pytest.raises(InputError, match=r"found times of up to \S+ ms, beside which the 1e-6 ms to which plans hold"):
+        kind_of(problem).plan(problem, Budget(deterministic=True), heuristic=heuristic)

@@ -170,6 +170,19 @@ def test_other_micro_steps_are_drawn() -> None:
     assert "other micro-steps" not in offload_gantt_svg(make_plan(problem, PLACEMENTS[0]))
 
 
+@pytest.mark.parametrize(("end_ms", "period_ms"), [(1e18, 1.0), (1e9, 90.0), (100.0, 1e-300), (1.0, 0.0)])
+def test_what_no_valid_plan_has_is_drawn_at_once(end_ms: float, period_ms: float) -> None:
+    problem = make_problem()
+    plan = make_plan(problem, PLACEMENTS[0])
+    timeline = (dataclasses.replace(plan.timeline[0], end_ms=end_ms), *plan.timeline[1:])
+    changed = dataclasses.replace(
+        plan, timeline=timeline, predicted=dataclasses.replace(plan.predicted, period_ms=period_ms)
+    )
+    text = offload_gantt_svg(changed, problem)
+    assert len(text) < 100_000
+    ElementTree.fromstring(text)
+
+
 def test_names_of_layers_cannot_break_out_of_a_picture() -> None:
     problem = make_problem()
     plan = make_plan(problem, PLACEMENTS[0])

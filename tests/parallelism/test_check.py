@@ -8,6 +8,7 @@ from solver_plan.documents import certify
 from solver_plan.errors import InvalidPlanError
 from solver_plan.parallelism.check import check, evaluate_checked
 from solver_plan.parallelism.costs import evaluate
+from solver_plan.parallelism.describe import describe
 from solver_plan.parallelism.plan import Layout, ParallelismPlan, Predicted, Schedule
 from solver_plan.parallelism.problem import ParallelismProblem, Space
 from tests.parallelism.problems import ANY_SPACE, chain_of, plan_of, profile, stage
@@ -284,3 +285,10 @@ def test_ranges_far_outside_are_refused_at_once() -> None:
 def test_times_that_no_document_holds_are_refused() -> None:
     problem = chain_of([[profile(forward_ms=1e18)]] * 4, devices=2)
     assert check(problem, TWO) == ("iteration_ms: 1e+19 ms, times go up to 1e+18",)
+
+
+def test_what_a_plan_names_by_its_ends_is_not_listed_one_by_one() -> None:
+    far = 10**9
+    plan = plan_of(stage((0, far), [0, far], recompute=((0, far),)))
+    assert check(_space(recompute="block"), plan)
+    assert f"0,{far}" in describe(plan, PROBLEM)

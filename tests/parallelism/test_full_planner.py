@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from solver_plan.errors import InfeasibleProblemError, InputError
+from solver_plan.errors import InfeasibleProblemError, InputError, InvalidPlanError
 from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import check
 from solver_plan.parallelism.choices import micro_batches
@@ -15,6 +15,7 @@ from solver_plan.parallelism.planner import Planner
 from solver_plan.parallelism.problem import BytesPerParameter, LatencyLink, ParallelismProblem, Space
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.parallelism.schedule import interleaved
+from solver_plan.parallelism.simulate import simulate
 from solver_plan.solving import Budget, Planned
 from tests.parallelism.full_problems import FULL_SPACE, every_plan, random_full_problem
 from tests.parallelism.problems import chain_of, plan_of, profile, stage
@@ -102,6 +103,39 @@ def _interleaved_on(devices: tuple[int, ...], micro_batches: int) -> Parallelism
     )
     plan = plan_of(*stages, micro_batch_size=1, micro_batches=micro_batches)
     return replace(plan, schedule=Schedule(orders=orders))
+
+
+@pytest.mark.parametrize(("micro_batches", "spent_s"), [(100, 0.002), (10_000, 10_000 * 4 * 2e-6)])
+def test_playing_a_long_schedule_counts_in_proportion(micro_batches: int, spent_s: float) -> None:
+    problem = _blocks(2, devices=2, space=FULL_SPACE, global_batch=micro_batches)
+    plan = plan_of(stage((0, 1), [0]), stage((1, 2), [1]), micro_batch_size=1, micro_batches=micro_batches)
+    planner = Planner(problem, Budget(deterministic=True))
+    assert planner.incumbent.offer(plan, "heuristic:grid")
+    assert planner.clock.deterministic_seconds == pytest.approx(spent_s)
+
+
+def test_the_limit_holds_with_very_many_micro_batches() -> None:
+    problem = _blocks(2, devices=2, space=replace(INTERLEAVED, micro_batch_sizes=(1,)), global_batch=20_000)
+    planned = Planner(problem, Budget(deterministic=True, time_limit_s=0.1)).run(None)
+    assert planned.plan.certificate is not None
+    assert planned.plan.certificate.stopped_by == "deterministic_time"
+    assert planned.effort.deterministic_s == pytest.approx(20_000 * 4 * 2e-6)  # the first plan uses the limit up
+
+
+def test_what_would_take_forever_to_play_is_refused_not_played() -> None:
+    problem = _blocks(2, devices=2, space=replace(INTERLEAVED, micro_batch_sizes=(1,)), global_batch=10**9)
+    with pytest.raises(InputError, match="found 1000000000, which is 1000000000 micro-batches of 1, the largest size"):
+        _planned(problem)
+    plan = plan_of(stage((0, 1), [0]), stage((1, 2), [1]), micro_batch_size=1, micro_batches=10**9)
+    (violation,) = check(problem, plan)
+    assert violation == (
+        "micro_batches: 1000000000 in 2 stages are 4000000000 actions of an iteration, at most 10000000 are played; "
+        "take larger micro-batches"
+    )
+    priced_by_a_formula = replace(problem, cost_model="aceso")
+    assert check(priced_by_a_formula, plan) == ()
+    with pytest.raises(InvalidPlanError, match="at most 10000000 are played"):
+        simulate(priced_by_a_formula, plan)
 
 
 def test_a_chain_without_block_starts_does_not_interleave() -> None:

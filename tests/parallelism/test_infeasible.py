@@ -1,5 +1,6 @@
 """Infeasible problems are explained, and what the explanation promises is true."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from solver_plan.parallelism.blocks import block_ranges
 from solver_plan.parallelism.check import check
 from solver_plan.parallelism.choices import micro_batch, micro_batch_sizes
 from solver_plan.parallelism.infeasible import explain
+from solver_plan.parallelism.nothing_found import why_nothing
 from solver_plan.parallelism.planner import Planner
-from solver_plan.parallelism.problem import ParallelismProblem
+from solver_plan.parallelism.problem import LatencyLink, ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.profiles.aceso import import_aceso
 from solver_plan.solving import Budget
@@ -83,6 +85,68 @@ def test_a_cluster_that_cannot_be_filled_is_told_apart_from_memory() -> None:
     space = replace(ANY_SPACE, device_counts=(2,))
     problem = chain_of([[profile(), profile(tensor_parallel=2)]] * 4, devices=3, space=space)
     with pytest.raises(InfeasibleProblemError, match="no pipeline of whole stages covers 4 operators on 3 devices"):
+        Planner(problem, Budget(deterministic=True)).run(None)
+
+
+def _three_stages_on_two_nodes_of_three() -> ParallelismProblem:
+    """Return a problem of 6 devices in 3 stages of 2: counted they fit, but one would lie in both nodes."""
+    space = replace(ANY_SPACE, device_counts=(1, 2), max_stages=3)
+    return chain_of([[profile(), profile(tensor_parallel=2)]] * 4, devices=3, nodes=2, space=space)
+
+
+def test_a_search_that_ends_with_nothing_names_what_binds_and_what_helps() -> None:
+    problem = _three_stages_on_two_nodes_of_three()
+    with pytest.raises(NoPlanFoundError) as caught:
+        Planner(problem, Budget(deterministic=True)).run(None)
+    assert str(caught.value) == (
+        "no plan found with no idle device, at most 3 stages, stages within a node: the search ended by itself, more "
+        "time would not help (plans with devices out of rank order were not looked at); there is one with "
+        "space.use_all_devices false or with space.max_stages null or with space.cross_node_stages true"
+    )
+    changes: list[dict[str, bool | int | None]] = [
+        {"use_all_devices": False},
+        {"max_stages": None},
+        {"cross_node_stages": True},
+    ]
+    for change in changes:
+        wider = replace(problem, space=replace(problem.space, **change))  # type: ignore[arg-type]
+        assert check(wider, Planner(wider, Budget(deterministic=True)).run(None).plan) == ()
+
+
+def test_only_a_search_that_was_cut_short_asks_for_time() -> None:
+    planner = Planner(_three_stages_on_two_nodes_of_three(), Budget(deterministic=True))
+    with pytest.raises(NoPlanFoundError, match="more time would not help"):
+        planner.run(None)
+    half = planner.clock.deterministic_seconds / 100
+    with pytest.raises(NoPlanFoundError, match="give more time"):
+        Planner(planner.problem, Budget(deterministic=True, time_limit_s=half)).run(None)
+
+
+@pytest.mark.parametrize("heuristic", ["grid", "aceso"])
+def test_a_heuristic_that_ends_with_nothing_asks_for_no_time(heuristic: str) -> None:
+    with pytest.raises(NoPlanFoundError, match="more time would not help; search without --heuristic"):
+        Planner(_three_stages_on_two_nodes_of_three(), Budget(deterministic=True)).run(heuristic)
+
+
+def test_what_is_proven_is_called_infeasible_and_memory_is_tried_last() -> None:
+    problem = replace(_three_stages_on_two_nodes_of_three(), space=ANY_SPACE)
+    proven = why_nothing(problem, math.inf, [], lambda other: other.cluster.memory_bytes_per_device > 1.1 * 10**12)
+    assert isinstance(proven, InfeasibleProblemError)
+    assert str(proven) == (
+        "no plan exists with this memory: every pipeline was looked at, and none fits; there is one with "
+        "cluster.memory_bytes_per_device 1200000000000"
+    )
+    nothing_helps = why_nothing(problem, 1.0, [], lambda other: False)
+    assert isinstance(nothing_helps, NoPlanFoundError)
+    assert "no idle device, stages within a node" in str(nothing_helps)
+    assert "lift more than one of these restrictions, or take larger devices" in str(nothing_helps)
+
+
+def test_iterations_beyond_all_measure_are_told_apart() -> None:
+    endless = LatencyLink(latency_ms=1e18, bytes_per_s=1.0)
+    operators = [[profile(input_bytes=1, output_bytes=1, tensor_parallel=1)]] * 2
+    problem = chain_of(operators, devices=1, nodes=2, inter=endless, intra=endless)
+    with pytest.raises(InfeasibleProblemError, match=r"every iteration takes at least \S+ ms, times go up to 1e\+18"):
         Planner(problem, Budget(deterministic=True)).run(None)
 
 

@@ -17,7 +17,7 @@ from solver_plan.parallelism.model import SizedArcs, build, hint_of
 from solver_plan.parallelism.paths import best_path
 from solver_plan.parallelism.plan import ParallelismPlan
 from solver_plan.parallelism.planner import Planner
-from solver_plan.parallelism.problem import LatencyLink, ParallelismProblem, Space
+from solver_plan.parallelism.problem import LatencyLink, Overlap, ParallelismProblem, Space
 from solver_plan.parallelism.recomputation.shape import chain_shape
 from solver_plan.parallelism.sources import stage_source
 from solver_plan.parallelism.stage_graph import StageGraph
@@ -371,10 +371,30 @@ def test_spaces_that_are_not_searched_are_refused(changes: dict[str, tuple[int, 
         _plan(chain_of([[profile()]] * 2, space=space))
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"sequence_parallel": True}, r"sequence_parallel: found true; the aceso cost model knows no .* give false"),
+        ({"overlap": Overlap(transfers=True)}, r"overlap.transfers: found true; the aceso cost model hides nothing"),
+    ],
+)
+def test_what_the_aceso_cost_model_does_not_know_is_refused(changes: dict[str, bool | Overlap], line: str) -> None:
+    with pytest.raises(InputError, match=line):
+        _plan(replace(chain_of([[profile()]] * 2), **changes))  # type: ignore[arg-type]
+
+
+def test_one_layout_for_all_stages_holds_under_aceso_too() -> None:
+    operators = [[profile(tensor_parallel=1, forward_ms=8.0), profile(tensor_parallel=2, forward_ms=1.0)]] * 4
+    for same_layout, degrees in ((False, {1, 2}), (True, {1})):
+        space = replace(ANY_SPACE, same_layout=same_layout, device_counts=(1, 2))
+        plan = _plan(chain_of(operators, devices=3, space=space))
+        assert {one.tensor_parallel for stage in plan.stages for one in stage.layout} == degrees
+
+
 def test_sizes_and_rates_beyond_all_measure_end_in_one_of_our_errors() -> None:
     heavy = chain_of([[profile(weight_bytes=10**18)]] * 4)
     with pytest.raises(InfeasibleProblemError, match="a plan exists from"):
         _plan(heavy)
-    crawling = chain_of([[profile(input_bytes=10**6)]] * 4, intra=LatencyLink(bytes_per_s=5e-324))
-    with pytest.raises(NoPlanFoundError):
+    crawling = chain_of([[profile(input_bytes=10**18)]] * 4, intra=LatencyLink(bytes_per_s=1e-6), memory_bytes=10**18)
+    with pytest.raises(InfeasibleProblemError, match=r"every iteration takes at least 4e\+27 ms"):
         _plan(crawling)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any, SupportsIndex
 
 import pytest
 from hypothesis import given, settings
@@ -113,6 +114,19 @@ def test_the_weight_gradient_may_wait() -> None:
         [[(0, "F", 0), (0, "I", 0), (0, "W", 0)], [(1, "F", 0), (1, "I", 0), (1, "W", 0)]],
     )
     assert (_end(plain), _end(split)) == (6.0, 5.0)
+
+
+class Uncopied(list[tuple[int, ActionKind, int]]):
+    """A list of actions that cannot be copied in part: doing so at every turn takes time quadratic in its length."""
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Any:
+        assert not isinstance(index, slice)
+        return super().__getitem__(index)
+
+
+def test_long_lists_are_not_copied_at_every_turn() -> None:
+    orders = [Uncopied([(stage, kind, at) for kind, at in one_forward_one_backward(2, stage, 50)]) for stage in (0, 1)]
+    assert _end(play([_cost(1, 2).durations] * 2, orders)) == 3 * 51
 
 
 def test_a_deadlock_names_who_waits() -> None:

@@ -101,6 +101,16 @@ def test_a_data_type_without_rates_is_refused_with_what_there_is() -> None:
         ("memory_bytes_per_s = 900e9", "", r"device\.memory_bytes_per_s: found nothing; the field is required"),
         ("latency_ms = 0.036", "latency_ms = nan", r"cluster\.toml.*finite"),
         ("tokens = [128, 512,", "tokens = [512, 128,", r"matrix_efficiency\.tokens: found .*; grid points increase"),
+        (
+            "memory_bytes_per_s = 900e9",
+            "memory_bytes_per_s = 1e-300",
+            r"memory_bytes_per_s: found 1e-300; .* 0\.000001",
+        ),
+        ("memory_bytes_per_s = 900e9", "memory_bytes_per_s = 1e300", r"memory_bytes_per_s: found 1e\+300; .* 10{18}"),
+        ("memory_bytes_per_s = 900e9", "memory_bytes_per_s = inf", r"numbers must be finite"),
+        ("memory_bytes_per_s = 900e9", "memory_bytes_per_s = 1e-6", r"memory_efficiency: found 0.83; times .* 1e-06"),
+        ("memory_efficiency = 0.83", "memory_efficiency = 1e-300", r"memory_efficiency: found 1e-300; .* 0\.000001"),
+        ("nodes = 1", "nodes = 1000000", r"nodes: found 1000000; nodes times devices_per_node is at most 1000000"),
         ("nodes = 1", "nodes = ", r"found no TOML"),
         ("nodes = 1", "nodes = 2026-01-01", r"found a date or time"),
     ],
@@ -114,3 +124,5 @@ def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, old: str, new: str
 def test_a_name_of_nothing_is_answered_with_the_ready_ones() -> None:
     with pytest.raises(InputError, match=r"nowhere: cannot read a cluster file .* one of .*v100_4x32gb"):
         read_cluster("nowhere")
+    with pytest.raises(InputError, match=r"cluster: found an empty name; name a TOML file or one of .*v100_4x32gb"):
+        read_cluster("")

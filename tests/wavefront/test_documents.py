@@ -72,7 +72,7 @@ MODE = {"devices": 2, "forward_ms": 1.0, "backward_ms": 0.0}
         ("components/0/modes", [MODE], "components[0].layer_ms", "either layer_ms or modes"),
         ("components", [], "components", "at least 1"),
         ("cluster/devices", 0, "cluster.devices", "greater than or equal to 1"),
-        ("cluster/intra_node_bytes_per_s", 0, "cluster.intra_node_bytes_per_s", "greater than 0"),
+        ("cluster/intra_node_bytes_per_s", 0, "cluster.intra_node_bytes_per_s", "equal to 0.000001"),
         ("colour", "red", "colour", "remove it"),
     ],
 )

@@ -24,12 +24,10 @@ from solver_plan.parallelism.plan import ParallelismPlan, Schedule
 from solver_plan.parallelism.problem import ParallelismProblem
 from solver_plan.parallelism.recomputation.shape import ChainShape
 from solver_plan.parallelism.recomputation.stages import Side, StageRecomputation
-from solver_plan.parallelism.schedule import interleaved
+from solver_plan.parallelism.schedule import LISTED_COST_S, MOST_ACTIONS, interleaved
 from solver_plan.parallelism.stage_table import prefix_difference
 
 Work = Callable[[float], None]
-PLAY_COST_S = 2e-6
-"""Deterministic seconds of one action that is played."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,8 +58,9 @@ def interleavings(problem: ParallelismProblem, batches: Sequence[MicroBatch], sh
                 _group_counts(problem, costs.choice.devices), space.virtual_stages
             ):
                 count = groups * virtual
+                playable = 2 * batch.count * count <= MOST_ACTIONS
                 divided = len(blocks) >= count and batch.count % groups == 0 and len(blocks) % count == 0
-                if virtual > 1 and divided and count <= (space.max_stages or count):
+                if virtual > 1 and divided and playable and count <= (space.max_stages or count):
                     work = max(batch.count * float(busy.sum()) / groups, float(busy.sum()))
                     found.append(Interleaving(batch, costs, groups, virtual, work))
     return sorted(
@@ -77,7 +76,7 @@ def least_ms(problem: ParallelismProblem, shape: ChainShape, one: Interleaving, 
     bound = _bound_ms(problem, shape, one, marks)
     if bound >= cutoff_ms or not _in_one_place(problem, one):
         return bound
-    work(PLAY_COST_S * 2 * one.batch.count * one.groups * one.virtual_stages)
+    work(LISTED_COST_S * 2 * one.batch.count * one.groups * one.virtual_stages)
     return evaluate(problem, _plan(problem, shape, one, marks)).iteration_ms
 
 

@@ -19,6 +19,7 @@ from solver_plan.execution.waves.compile import compile_waves
 from solver_plan.execution.waves.order import needs, play_in_time
 from solver_plan.execution.waves.program import Reduction, WaveProgram, describe_waves
 from solver_plan.execution.waves.verify import verify_waves
+from solver_plan.kinds import read_problem
 from solver_plan.wavefront.from_operators import problem_from_operators
 from solver_plan.wavefront.plan import WavefrontPlan
 from solver_plan.wavefront.problem import Cluster, Component, Mode, WavefrontProblem
@@ -233,12 +234,12 @@ def test_every_action_has_its_text() -> None:
 def test_kinds_that_do_not_match_or_run_are_refused(tmp_path: Path) -> None:
     from tests.execution import cases as pipelines
 
-    chain = pipelines.problem(["a"], 1)
-    made = pipelines.plan(chain, [pipelines.stage((0, 1), [0])], 8)
+    chain = pipelines.problem(["a", "b"], 1)
+    made = pipelines.plan(chain, [pipelines.stage((0, 2), [0])], 8)
     waves = problem(CAPTION, EDGE)
     with pytest.raises(PlanMismatchError):
         compile_plan(waves, made)
-    with pytest.raises(InputError, match="the problem is of kind wavefront, the plan of kind parallelism"):
+    with pytest.raises(InputError, match="the plan is of kind parallelism, the problem of kind wavefront"):
         compile_plan(waves, dataclasses.replace(made, problem_digest=None))
     offload = tmp_path / "offload.json"
     offload.write_text(
@@ -249,8 +250,14 @@ def test_kinds_that_do_not_match_or_run_are_refused(tmp_path: Path) -> None:
         '"chunks_per_layer": 1, "clip_gradients": false}'
     )
     write_document(plan(waves, SLICES), tmp_path / "plan.json")
-    with pytest.raises(InputError, match="found kind offload, which has no program; run it as it is"):
+    with pytest.raises(
+        InputError, match=r"found a plan of kind wavefront; .*offload\.json is a problem of kind offload"
+    ):
         read_problem_and_plan(offload, tmp_path / "plan.json")
+    updates = tmp_path / "updates.json"
+    write_document(solver_plan.plan(read_problem(offload), heuristic="cpu_edf"), updates)
+    with pytest.raises(InputError, match=r"offload\.json: found kind offload, which has no program; run it as it is"):
+        read_problem_and_plan(offload, updates)
 
 
 def test_compiling_imports_no_torch(tmp_path: Path) -> None:
