@@ -286,9 +286,10 @@ class ParallelismProblem(ProblemDocument):
             repeated = _first_repeated(values or ())
             if values is not None and repeated is not None:
                 raise fail(f"space.{name}[{repeated}]", values[repeated], "each value once")
+        most = max(2, len(self.operators))  # [1, 2] may be written for a chain of any length
         for index, parts in enumerate(self.space.virtual_stages):
-            if parts > len(self.operators):
-                rule = f"each part has at least one of the {len(self.operators)} operators: at most that many"
+            if parts > most:
+                rule = f"each part has at least one of the {len(self.operators)} operators: at most {most}"
                 raise fail(f"space.virtual_stages[{index}]", parts, rule)
         return self
 

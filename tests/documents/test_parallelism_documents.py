@@ -104,7 +104,7 @@ PROBLEMS = [
     (_set("profiles", "mlp", 0, "output_layout"), "diagonal", "profiles.mlp[0].output_layout", "input should be"),
     (_set("space", "device_counts"), [1, 2, 1], "space.device_counts[2]", "each value once"),
     (_set("space", "device_counts"), [], "space.device_counts", "at least 1 item"),
-    (_set("space", "virtual_stages"), [1, 5], "space.virtual_stages[1]", "at least one of the 4 operators"),
+    (_set("space", "virtual_stages"), [1, 5], "space.virtual_stages[1]", "at least one of the 4 operators: at most 4"),
     (_set("space", "layout"), "any", "space.layout", "'stage' or 'operator'"),
     (_set("space", "sharding"), [4], "space.sharding[0]", "less than or equal to 3"),
 ]

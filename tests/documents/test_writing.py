@@ -34,7 +34,7 @@ shelves = st.builds(
     parcels=st.lists(
         st.builds(Parcel, name=names, wait_ms=milliseconds), min_size=1, unique_by=lambda parcel: parcel.name
     ).map(tuple),
-    rates=st.none() | st.dictionaries(names, st.builds(Rate, per_s=st.floats(0, 1e18, exclude_min=True))),
+    rates=st.none() | st.dictionaries(names, st.builds(Rate, per_s=st.floats(1e-6, 1e18))),
     ordered=st.booleans(),
     provenance=st.none() | st.dictionaries(names, names | st.none()),
 )
