@@ -17,6 +17,7 @@ from solver_plan.wavefront.bounds_in_time import BUCKETS, WORTH_MORE, bucket_bou
 from solver_plan.wavefront.check import evaluate
 from solver_plan.wavefront.heuristics.allotted import allotted_lists
 from solver_plan.wavefront.heuristics.baselines import sequential, task_groups
+from solver_plan.wavefront.heuristics.homes import at_home
 from solver_plan.wavefront.heuristics.placement import place_waves
 from solver_plan.wavefront.heuristics.spindle import Wave, waves_of_each_setting
 from solver_plan.wavefront.heuristics.stages import staged
@@ -40,6 +41,7 @@ SPINDLE_SECONDS_PER_LAYER = 2e-6
 EXPLAIN_SHARE = 0.2
 SPINDLE_STARTS = 4
 ALLOTTED_STARTS = 3
+HOMES = 2
 LONGEST_LOOK = 6.0
 FIRST_LOOK = 0.5
 """Annealing from Spindle's plan before anything that takes longer: a better one is there at once."""
@@ -104,6 +106,11 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
         stages = _fewest_stages(instance)
         for schedule in stages:
             offer(schedule, "heuristic:stages")
+    homes = []
+    if heuristic in (None, "annealing") and _devices_matter(instance):
+        homes = _best_homes(instance)
+        for schedule in homes:
+            offer(schedule, "heuristic:homes")
     waves = _spindle(instance, clock)
     placed = [place_waves(instance, each) for each in waves[: 4 if instance.memory_limit is not None else 1]]
     for schedule, placement_fits in placed:
@@ -112,14 +119,14 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
     if heuristic == "spindle":
         return True
     of_waves = [_list_of(each) for each in waves[:SPINDLE_STARTS]]
-    search = _search_from(instance, clock, incumbent, offer, placed, stages, of_waves[:1])
+    search = _search_from(instance, clock, incumbent, offer, placed, [*homes, *stages[:1]], of_waves[:1])
     search.first(min(FIRST_LOOK, total * 0.03))
     relaxed = allotment_bound(instance, clock, whole=False)
     if relaxed.value_ms is not None:
         incumbent.raise_bound(relaxed.value_ms, relaxed.source)
     of_program = [segments for _, segments in allotted_lists(instance, clock)[:ALLOTTED_STARTS]]
     lists = [*of_waves[:1], *of_program, *of_waves[1:]]
-    search = _search_from(instance, clock, incumbent, offer, placed, stages, lists)
+    search = _search_from(instance, clock, incumbent, offer, placed, [*homes, *stages[:1]], lists)
     search.first(min(LONGEST_LOOK, total * 0.1))
     if incumbent.plan is None and isinstance(search, DeviceSearch):
         placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
@@ -155,16 +162,28 @@ def _search_from(
     incumbent: Incumbent[WavefrontPlan],
     offer: Callable[[Schedule, str], bool],
     placed: list[tuple[Schedule, bool]],
-    stages: list[Schedule],
+    dealt: list[Schedule],
     lists: list[list[Segment]],
 ) -> CapacitySearch | DeviceSearch:
     """Return the search that suits the problem: from lists, or where device sets matter from all sorts of schedules."""
-    if not (instance.device_sets_matter or instance.two_phases):
+    if not _devices_matter(instance):
         return CapacitySearch(instance, clock, incumbent, offer, lists)
-    schedules = stages[:1] + [schedule for schedule, _ in placed[:1]]
+    schedules = dealt + [schedule for schedule, _ in placed[:1]]
     schedules += [with_devices(instance, each) for each in lists[:3]]
     schedules += [baseline(instance) for baseline in BASELINES.values()]
     return DeviceSearch(instance, clock, incumbent, offer, schedules)
+
+
+def _devices_matter(instance: Instance) -> bool:
+    return instance.device_sets_matter or instance.two_phases
+
+
+def _best_homes(instance: Instance) -> list[Schedule]:
+    """Return the best schedules in which each layer has its home: those that keep the memory first."""
+    found = [(fits(instance, each), plan_of(instance, each), each) for each in at_home(instance)]
+    objectives = [plan.predicted.makespan_ms for _, plan, _ in found if plan.predicted is not None]
+    ranked = sorted(range(len(found)), key=lambda index: (not found[index][0], objectives[index], index))
+    return [found[index][2] for index in ranked[:HOMES]]
 
 
 def _fewest_stages(instance: Instance) -> list[Schedule]:

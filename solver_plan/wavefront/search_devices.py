@@ -22,6 +22,9 @@ ROUND_SHARE = 0.12
 FRESH_ROUNDS = 6
 """As in the other search; rounds end far apart here, so more fresh ones."""
 ANNEALING_SHARE = 0.1
+LARGE_ANNEALING_SHARE = 0.85
+MOST_COMPONENT_DEVICES = 100
+"""Components times devices: in larger problems neighbourhoods bring little, and most of the time is for annealing."""
 NEIGHBOURHOOD_LIMIT = 2.5
 NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
@@ -42,7 +45,6 @@ class DeviceSearch(Search):
     """Where it matters which devices run a slice."""
 
     round_share = ROUND_SHARE
-    annealing_share = ANNEALING_SHARE
     neighbourhood_limit = NEIGHBOURHOOD_LIMIT
     neighbourhood_size = NEIGHBOURHOOD_SIZE
     largest_neighbourhood = LARGEST_NEIGHBOURHOOD
@@ -59,6 +61,8 @@ class DeviceSearch(Search):
     ) -> None:
         super().__init__(instance, clock, incumbent, offer)
         self.starts = starts
+        small = len(instance.layers) * instance.devices <= MOST_COMPONENT_DEVICES
+        self.annealing_share = ANNEALING_SHARE if small else LARGE_ANNEALING_SHARE
         budget = clock.budget
         self.neighbourhoods_at_once = 1 if budget.deterministic else min(MOST_PROGRAMS_AT_ONCE, budget.worker_count)
         self.best: tuple[float, float, Schedule] | None = None
