@@ -42,6 +42,9 @@ EXPLAIN_SHARE = 0.2
 SPINDLE_STARTS = 4
 ALLOTTED_STARTS = 3
 HOMES = 2
+HOMES_SHARE = 0.03
+SECONDS_PER_HOME = 5e-6
+"""Deterministic cost of a schedule with homes, per piece of work and component: about what it takes."""
 LONGEST_LOOK = 6.0
 FIRST_LOOK = 0.5
 """Annealing from Spindle's plan before anything that takes longer: a better one is there at once."""
@@ -108,7 +111,7 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
             offer(schedule, "heuristic:stages")
     homes = []
     if heuristic in (None, "annealing") and _devices_matter(instance):
-        homes = _best_homes(instance)
+        homes = _best_homes(instance, clock, total * HOMES_SHARE)
         for schedule in homes:
             offer(schedule, "heuristic:homes")
     waves = _spindle(instance, clock)
@@ -178,12 +181,18 @@ def _devices_matter(instance: Instance) -> bool:
     return instance.device_sets_matter or instance.two_phases
 
 
-def _best_homes(instance: Instance) -> list[Schedule]:
+def _best_homes(instance: Instance, clock: Clock, limit: float) -> list[Schedule]:
     """Return the best schedules in which each layer has its home: those that keep the memory first."""
-    found = [(fits(instance, each), plan_of(instance, each), each) for each in at_home(instance)]
-    objectives = [plan.predicted.makespan_ms for _, plan, _ in found if plan.predicted is not None]
-    ranked = sorted(range(len(found)), key=lambda index: (not found[index][0], objectives[index], index))
-    return [found[index][2] for index in ranked[:HOMES]]
+    found: list[tuple[bool, float, int, Schedule]] = []
+    end_at = clock.remaining - limit
+    for number, schedule in enumerate(at_home(instance)):
+        predicted = plan_of(instance, schedule).predicted
+        assert predicted is not None
+        found.append((not fits(instance, schedule), predicted.makespan_ms, number, schedule))
+        clock.spend(SECONDS_PER_HOME * len(schedule.order) * len(instance.layers))
+        if clock.remaining < end_at:
+            break
+    return [schedule for *_, schedule in sorted(found)[:HOMES]]
 
 
 def _fewest_stages(instance: Instance) -> list[Schedule]:

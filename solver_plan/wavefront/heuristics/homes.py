@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.schedule import Run, Schedule
 
-WASTES = (0.1, 0.3, 1.0, 3.0)
-"""Of the least device time of a layer, that more devices may waste."""
+WASTES = (1.0, 3.0, 0.3, 0.1)
+"""Of the least device time of a layer, that more devices may waste: the most promising first."""
 ROUNDS = (1, 2)
 """Chunks of a set's layers in each of its groups: shorter ones fill the pipeline sooner, and move data more often."""
 Home = tuple[int, int, int]
