@@ -1,5 +1,6 @@
 """A Gantt chart of a wavefront plan over devices, coloured by task, as self-contained SVG."""
 
+from collections.abc import Sequence
 from html import escape
 
 from solver_plan.report.svg import steps
@@ -11,11 +12,16 @@ WIDTH = 1200
 LEFT = 70
 RIGHT = 30
 ROW_HEIGHT = 18
+MOST_ROWS = 2048
+"""Devices beyond them are counted, not drawn."""
+LEAST_MS = 1e-9
+"""A plan that ends before is drawn as one that takes no time."""
 
 
 def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> str:
     """Return the plan as SVG text: a row for each device, a rectangle for each slice, darker for its backward.
 
+    Of more than `MOST_ROWS` devices the first ones are drawn.
     Without the problem tasks are not known, and the part of a component's name before the first ``/`` stands for them.
     """
     task_of = {} if problem is None else {component.name: component.task for component in problem.components}
@@ -25,16 +31,18 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
     devices = used if problem is None else problem.cluster.devices
     end = max(max(piece.end_ms, piece.backward_end_ms or 0.0) for piece in plan.slices)
     reduction = 0.0 if plan.predicted is None else plan.predicted.reduction_ms
-    scale = (WIDTH - LEFT - RIGHT) / (end + reduction)
+    total = end + reduction
+    scale = (WIDTH - LEFT - RIGHT) / total if total > LEAST_MS else 0.0
+    drawn = min(devices, MOST_ROWS)
     top = 30
-    bottom = top + devices * ROW_HEIGHT
+    bottom = top + drawn * ROW_HEIGHT
     height = bottom + 30 + 20 * -(-len(tasks) // 6)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="11">',
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
     ]
-    for device in range(devices):
+    for device in range(drawn):
         y = top + device * ROW_HEIGHT
         parts.append(
             f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{ROW_HEIGHT - 1}" fill="#f4f4f4"/>'
@@ -53,7 +61,7 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
                 f"{piece.component}{phase}, layers {piece.layers[0]} to {piece.layers[1] - 1}, "
                 f"{len(piece.devices)} devices, {start_ms:.3f} to {end_ms:.3f} ms"
             )
-            for first, last in _rows(piece.devices):
+            for first, last in _rows([device for device in piece.devices if device < drawn]):
                 y = top + first * ROW_HEIGHT
                 rows = (last - first + 1) * ROW_HEIGHT - 1
                 parts.append(
@@ -65,9 +73,12 @@ def gantt_svg(plan: WavefrontPlan, problem: WavefrontProblem | None = None) -> s
             f'<rect x="{LEFT + end * scale:.2f}" y="{top}" width="{reduction * scale:.2f}" height="{bottom - top}" '
             f'fill="#999999" fill-opacity="0.5"><title>reduction, {reduction:.3f} ms</title></rect>'
         )
-    for tick_ms in steps(end + reduction, 10):
+    for tick_ms in steps(total, 10) if scale > 0 else [0.0]:
         unit = " ms" if tick_ms == 0 else ""
         parts.append(f'<text x="{LEFT + tick_ms * scale:.1f}" y="20" text-anchor="middle">{tick_ms:g}{unit}</text>')
+    if devices > drawn:
+        more = f"… and {devices - drawn} more devices"
+        parts.append(f'<text x="{WIDTH - RIGHT}" y="{bottom + 12}" text-anchor="end">{more}</text>')
     for at, task in enumerate(tasks):
         x, y = LEFT + 180 * (at % 6), bottom + 16 + 20 * (at // 6)
         parts.append(f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour_of[task]}"/>')
@@ -79,7 +90,7 @@ def _task(piece: Slice, task_of: dict[str, str]) -> str:
     return task_of.get(piece.component, piece.component.split("/", 1)[0])
 
 
-def _rows(devices: tuple[int, ...]) -> list[tuple[int, int]]:
+def _rows(devices: Sequence[int]) -> list[tuple[int, int]]:
     """Return runs of neighbouring devices as (first, last)."""
     found: list[tuple[int, int]] = []
     for device in sorted(devices):

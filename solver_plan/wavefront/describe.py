@@ -1,6 +1,8 @@
 """A wavefront plan as tables for a terminal."""
 
+from solver_plan.report.printable import printable
 from solver_plan.report.tables import Cell, table
+from solver_plan.wavefront.check import check
 from solver_plan.wavefront.idle import idle_by_cause
 from solver_plan.wavefront.plan import Slice, WavefrontPlan
 from solver_plan.wavefront.problem import WavefrontProblem
@@ -11,7 +13,7 @@ MEGABYTE = 2**20
 
 
 def describe(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
-    """Return the plan as tables: slices, and with its problem devices and idle time by cause."""
+    """Return the plan as tables: slices, and with its problem, if it is valid, devices and idle time by cause."""
     parts: list[str] = []
     if plan.predicted is not None:
         predicted = plan.predicted
@@ -38,7 +40,12 @@ def describe(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
     )
     more = len(plan.slices) - MOST_ROWS
     parts.append(f"{shown}\n… and {more} more slices" if more > 0 else shown)
-    if problem is not None:
+    violations = () if problem is None else check(problem, plan)
+    if violations:
+        parts.append(
+            f"not a valid plan of this problem: {printable(violations[0])} ({len(violations)} violations; see check)"
+        )
+    elif problem is not None:
         idle = idle_by_cause(problem, plan)
         spent = {"busy": idle.busy_ms, **{f"idle: {cause}": ms for cause, ms in idle.by_cause_ms.items() if ms > 0}}
         rows: list[list[Cell]] = [[what, ms, f"{ms / idle.total_ms:.2%}"] for what, ms in spent.items()]
@@ -62,9 +69,10 @@ def describe_simulation(problem: WavefrontProblem, plan: WavefrontPlan) -> str:
     lines = []
     for event in found.events[:MOST_ROWS]:
         piece = plan.slices[event.slice]
+        name = printable(piece.component)
         phase = " backward" if event.backward else ""
-        target = "" if event.target is None else f" at {plan.slices[event.target].component}"
-        lines.append(f"{event.time_ms:12.3f} ms  {event.what:6}  {piece.component} {layers_of(piece)}{phase}{target}")
+        target = "" if event.target is None else f" at {printable(plan.slices[event.target].component)}"
+        lines.append(f"{event.time_ms:12.3f} ms  {event.what:6}  {name} {layers_of(piece)}{phase}{target}")
     if len(found.events) > MOST_ROWS:
         lines.append(f"… and {len(found.events) - MOST_ROWS} more events")
     lines += ["", f"simulated makespan {found.makespan_ms:.6f} ms (reduction {found.reduction_ms:.6f} ms)"]
