@@ -7,15 +7,22 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from annotated_types import Gt, Le, Len
+from annotated_types import Ge, Le, Len
 from pydantic import StringConstraints, model_validator
 
 from solver_plan.documents import Bytes, Count, Devices, Milliseconds, Name, PerSecond, ProblemDocument, document, fail
-from solver_plan.documents.fields import LARGEST_NUMBER
 
 DeviceCount = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,8}$")]
 """A number of devices as a JSON key."""
-LayerMilliseconds = Annotated[float, Gt(0), Le(LARGEST_NUMBER)]
+LEAST_LAYER_MS = 1e-6
+"""The tolerance of `check`: what takes less cannot be told from what takes no time."""
+LONGEST_MS = 1e12
+"""Of all layers one after another, 31 years: beyond, no solver counts time to the millisecond."""
+MOST_BYTES = 10**18
+"""Of all layers together, the largest size that a document states."""
+MOST_LAYERS = 100_000
+"""Of all components together: many times the deepest models, and few enough to be counted one by one."""
+LayerMilliseconds = Annotated[float, Ge(LEAST_LAYER_MS), Le(LONGEST_MS)]
 Phases = Literal["fused", "forward_backward"]
 
 
@@ -153,7 +160,26 @@ class WavefrontProblem(ProblemDocument):
         cycle = _cycle(self.edges)
         if cycle:
             raise fail("edges", " -> ".join(cycle), "edges have no cycle; remove one of these")
+        self._refuse_what_is_too_large()
         return self
+
+    def _refuse_what_is_too_large(self) -> None:
+        layers = sum(component.layers for component in self.components)
+        if layers > MOST_LAYERS:
+            raise fail("components", f"{layers} layers", f"all components together have at most {MOST_LAYERS}")
+        held = sum(_most_bytes(component) for component in self.components)
+        if held > MOST_BYTES:
+            raise fail(
+                "components", f"{held:.3g} bytes of state and activations", f"they sum to at most {MOST_BYTES:g}"
+            )
+        longest_ms = sum(_most_ms(component, self.cluster) for component in self.components)
+        outputs = {component.name: component.output_bytes for component in self.components}
+        moved = sum(outputs[before] for before, _ in self.edges)
+        moved += sum(component.output_bytes * (component.layers - 1) for component in self.components)
+        longest_ms += 2 * _most_ms_to_move(self.cluster, moved)
+        if longest_ms > LONGEST_MS:
+            rule = f"one layer after another they take at most {LONGEST_MS:g} ms, transfers and reductions included"
+            raise fail("components", f"{longest_ms:.3g} ms", rule)
 
     @cached_property
     def component_of(self) -> Mapping[str, Component]:
@@ -166,6 +192,30 @@ def _device_counts(component: Component) -> list[int]:
         return [mode.devices for mode in component.modes]
     assert component.layer_ms is not None
     return [int(count) for count in component.layer_ms]
+
+
+def _most_bytes(component: Component) -> int:
+    """Return the state and the activations of all layers, in the mode where they are most."""
+    if component.modes is None:
+        return component.layers * (component.state_bytes_per_layer + component.activation_bytes_per_layer)
+    return component.layers * max(
+        mode.state_bytes_per_layer + mode.activation_bytes_per_layer for mode in component.modes
+    )
+
+
+def _most_ms(component: Component, cluster: Cluster) -> float:
+    """Return the time of all layers in the slowest mode, and of reducing their gradients."""
+    gradient = component.gradient_bytes_per_layer
+    if component.modes is None:
+        slowest_ms = max((component.layer_ms or {}).values())
+    else:
+        slowest_ms = max(mode.forward_ms + mode.backward_ms for mode in component.modes)
+        gradient = max(gradient, *(mode.gradient_bytes_per_layer or 0 for mode in component.modes))
+    return component.layers * (slowest_ms + 2 * _most_ms_to_move(cluster, gradient))
+
+
+def _most_ms_to_move(cluster: Cluster, size_bytes: float) -> float:
+    return max(cluster.ms_to_move(size_bytes, within_node) for within_node in (True, False))
 
 
 def _cycle(edges: Sequence[tuple[str, str]]) -> list[str]:

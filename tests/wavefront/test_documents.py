@@ -1,12 +1,14 @@
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from solver_plan.documents import write_document
+from solver_plan.documents import computed_from, write_document
 from solver_plan.errors import DocumentError
 from solver_plan.kinds import read_plan, read_problem
+from solver_plan.wavefront.problem import Component
 from tests.wavefront.wavefront_problems import component, piece, plan, problem
 
 GOOD = {
@@ -63,8 +65,11 @@ MODE = {"devices": 2, "forward_ms": 1.0, "backward_ms": 0.0}
         ("components/0/layers", 0, "components[0].layers", "greater than or equal to 1"),
         ("components/0/layer_ms", {}, "components[0].layer_ms", "at least one"),
         ("components/0/layer_ms", {"8": 1.0}, "components[0].layer_ms", "at most 4 devices"),
-        ("components/0/layer_ms", {"1": 0.0}, "components[0].layer_ms.1", "greater than 0"),
-        ("components/0/layer_ms", {"1": -1.0}, "components[0].layer_ms.1", "greater than 0"),
+        ("components/0/layer_ms", {"1": 0.0}, "components[0].layer_ms.1", "equal to 0.000001"),
+        ("components/0/layer_ms", {"1": -1.0}, "components[0].layer_ms.1", "equal to 0.000001"),
+        ("components/0/layer_ms", {"1": 1e-9}, "components[0].layer_ms.1", "equal to 0.000001"),
+        ("components/0/layer_ms", {"1": 1e18}, "components[0].layer_ms.1", "less than or equal to 1000000000000"),
+        ("components/0/layer_ms", {"1": 6e11}, "components", "one layer after another they take at most 1e+12 ms"),
         ("components/0/layer_ms", {"one": 1.0}, "components[0].layer_ms.one", "pattern"),
         ("components/1/layers", 3, "components[1].layers", "numbers are equal"),
         ("components/1/state_bytes_per_layer", 5, "components[1].state_bytes_per_layer", "equal"),
@@ -81,6 +86,22 @@ def test_a_bad_problem_is_refused_with_its_place(tmp_path: Path, place: str, val
         read(tmp_path, changed(place, value))
     assert error.value.place == at
     assert says in error.value.rule
+
+
+TOO_LARGE = [
+    ([component("a", 60_000), component("b", 60_000)], {}, "120000 layers"),
+    ([component("a", state_bytes_per_layer=6 * 10**17)], {}, "1.2e+18 bytes"),
+    ([component("a", output_bytes=10**12)], {"inter": 1.0}, "2e+15 ms"),  # between its layers, and back
+    ([component("a", gradient_bytes_per_layer=10**12)], {"intra": 1.0}, "4e+15 ms"),
+]
+
+
+@pytest.mark.parametrize(("components", "links", "found"), TOO_LARGE)
+def test_sums_that_no_plan_could_state_are_refused(
+    components: list[Component], links: dict[str, float], found: str
+) -> None:
+    with pytest.raises(DocumentError, match=re.escape(found)), computed_from("sums"):
+        problem(components, **links)
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999"])
