@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+from solver_plan.documents.fields import MOST_DEVICES
 from solver_plan.enlargement import Larger
 from solver_plan.kinds import Wing
 from solver_plan.solving import Budget, Planned, Progress
 from solver_plan.wavefront.plan import WavefrontPlan
-from solver_plan.wavefront.problem import WavefrontProblem
+from solver_plan.wavefront.problem import MOST_BYTES, WavefrontProblem
 
 HEURISTICS = ("sequential", "task-groups", "spindle", "annealing")
 
@@ -51,19 +52,23 @@ def _draw(plan: WavefrontPlan, problem: WavefrontProblem | None) -> str:
 
 
 def _larger(problem: WavefrontProblem) -> list[Larger[WavefrontProblem]]:
-    """Return the problem with 1 GiB more on each device, where memory limits, and with a device or a node more."""
+    """Return the problem with 1 GiB more on each device, where memory limits, and with a device or a node more.
+
+    What would be larger than a document can state is left out.
+    """
     cluster, found = problem.cluster, []
-    if cluster.memory_bytes_per_device is not None:
-        roomier = replace(cluster, memory_bytes_per_device=cluster.memory_bytes_per_device + 2**30)
+    memory = cluster.memory_bytes_per_device
+    if memory is not None and memory + 2**30 <= MOST_BYTES:
+        roomier = replace(cluster, memory_bytes_per_device=memory + 2**30)
         found.append(Larger(change="1 GiB more on each device", problem=replace(problem, cluster=roomier)))
-    if cluster.devices <= cluster.devices_per_node:
-        devices = cluster.devices + 1
-        wider = replace(cluster, devices=devices, devices_per_node=max(devices, cluster.devices_per_node))
-        change = f"1 device more ({devices})"
-    else:
-        wider = replace(cluster, devices=cluster.devices + cluster.devices_per_node)
-        change = f"1 node more ({wider.devices} devices)"
-    return [*found, Larger(change=change, problem=replace(problem, cluster=wider))]
+    one_node = cluster.devices <= cluster.devices_per_node
+    devices = cluster.devices + (1 if one_node else cluster.devices_per_node)
+    if devices <= MOST_DEVICES:
+        per_node = max(cluster.devices_per_node, devices if one_node else 1)
+        wider = replace(cluster, devices=devices, devices_per_node=per_node)
+        change = f"1 device more ({devices})" if one_node else f"1 node more ({devices} devices)"
+        found.append(Larger(change=change, problem=replace(problem, cluster=wider)))
+    return found
 
 
 WAVEFRONT = Wing(
