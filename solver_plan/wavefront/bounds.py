@@ -21,7 +21,7 @@ and there is no room constraint. Transfers are left out: that only lowers the bo
 The bound is what HiGHS proves for the program (or its linear relaxation), less a margin for floating-point error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pulp
@@ -32,6 +32,8 @@ from solver_plan.wavefront.instance import Instance
 FLOATING_POINT_MARGIN = 2e-7
 """Relative; HiGHS's feasibility tolerance is 1e-7."""
 MOST_WINDOWS = 400
+MOST_LEVELS = 400
+"""Heads, and tails, that windows begin and end at."""
 MOST_ROOMS = 20_000
 """Coefficients in room constraints, beyond which they are left out."""
 PROGRAM = "allotment"
@@ -73,17 +75,29 @@ def heads_and_tails(instance: Instance) -> tuple[list[float], list[float]]:
 def _least_before(
     instance: Instance, order: Sequence[int], before: Sequence[Sequence[int]], area_share: float
 ) -> list[float]:
-    ancestors: dict[int, frozenset[int]] = {}
+    areas = [least_area(instance, c) for c in instance.components]
+    shortest = [instance.shortest_ms(c) for c in instance.components]
     least = [0.0] * len(instance.layers)
-    for component in order:
-        found: frozenset[int] = frozenset()
+    for component, ancestors in _all_before(order, before):
         for other in before[component]:
-            found |= ancestors[other] | {other}
-            least[component] = max(least[component], least[other] + instance.shortest_ms(other))
-        ancestors[component] = found
-        area = sum(least_area(instance, other) for other in sorted(found)) / instance.devices
+            least[component] = max(least[component], least[other] + shortest[other])
+        area = sum(areas[other] for other in ancestors) / instance.devices
         least[component] = max(least[component], area * area_share)
     return least
+
+
+def _all_before(order: Sequence[int], before: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
+    """Yield each component in topological order, with all that come before it, direct or not, in ascending order."""
+    members = [0] * len(before)  # bit c: component c comes before
+    for component in order:
+        for other in before[component]:
+            members[component] |= members[other] | 1 << other
+        yield component, _bits(members[component])
+
+
+def _bits(mask: int) -> list[int]:
+    """Return the places of the bits that are set, ascending."""
+    return [place for place, bit in enumerate(reversed(f"{mask:b}")) if bit == "1"]
 
 
 class AllotmentProgram:
@@ -140,33 +154,33 @@ class AllotmentProgram:
             (instance.topological, instance.predecessors, True),
             (tuple(reversed(instance.topological)), instance.successors, False),
         ):
-            ancestors: dict[int, frozenset[int]] = {}
-            for c in order:
-                found: frozenset[int] = frozenset()
-                for other in before[c]:
-                    found |= ancestors[other] | {other}
-                ancestors[c] = found
-                if len(found) < 2 or used > MOST_ROOMS:
+            for c, found in _all_before(order, before):
+                if used > MOST_ROOMS:
+                    break
+                if len(found) < 2:
                     continue
                 used += len(found)
-                area = pulp.lpSum(self.area[other] for other in sorted(found))
+                area = pulp.lpSum(self.area[other] for other in found)
                 room = start[c] if early else self.latest - start[c] - self.time[c]
                 self.program += area <= instance.devices * room
 
     def _windows(self) -> None:
         instance = self.instance
         heads, tails = self._window_times()
-        pairs = sorted({(heads[c], tails[d]) for c in instance.components for d in instance.components})
-        groups: dict[tuple[int, ...], float] = {}
-        for head, tail in pairs:
-            inside = tuple(c for c in instance.components if heads[c] >= head and tails[c] >= tail)
-            if inside and head + tail > 0:
-                groups[inside] = max(groups.get(inside, 0.0), head + tail)
+        groups: dict[int, float] = {}  # bit c: component c is inside
+        late = _at_least(tails)
+        for head, begun in _at_least(heads):
+            for tail, ended in late:
+                inside = begun & ended
+                if inside and head + tail > 0:
+                    groups[inside] = max(groups.get(inside, 0.0), head + tail)
         # the widest windows first: many components that lose much room
-        order = sorted(groups, key=lambda inside: (-len(inside) * groups[inside], inside))
-        for inside in order[:MOST_WINDOWS]:
-            area = pulp.lpSum(self.area[c] for c in inside)
-            self.program += area <= instance.devices * (self.latest - groups[inside])
+        lost = {inside: -inside.bit_count() * loss for inside, loss in groups.items()}
+        least = sorted(lost.values())[:MOST_WINDOWS]
+        widest = [(value, _bits(inside), groups[inside]) for inside, value in lost.items() if value <= least[-1]]
+        for _, members, loss in sorted(widest)[:MOST_WINDOWS]:
+            area = pulp.lpSum(self.area[c] for c in members)
+            self.program += area <= instance.devices * (self.latest - loss)
 
     def _window_times(self) -> tuple[list[float], list[float]]:
         instance = self.instance
@@ -224,6 +238,18 @@ class AllotmentProgram:
             self.program += pulp.lpSum(reduced.values()) <= instance.devices * self.reduction
 
 
+def _at_least(values: Sequence[float]) -> list[tuple[float, int]]:
+    """Return distinct values, evenly chosen where they are many, each with the places where a value is at least it."""
+    order = sorted(range(len(values)), key=lambda place: -values[place])
+    found: dict[float, int] = {}
+    mask = 0
+    for place in order:
+        mask |= 1 << place
+        found[values[place]] = mask
+    step = -(-len(found) // MOST_LEVELS)
+    return list(found.items())[::-1][::step]
+
+
 def allotment_bound(
     instance: Instance, clock: Clock, *, whole: bool, limit: float | None = None, node_limit: int | None = None
 ) -> Bound:
@@ -242,9 +268,11 @@ def allotment_bound(
     node_limit
         Search at most this many nodes: a limit that does not depend on the machine.
     """
+    source = f"{'milp' if whole else 'lp'}:{PROGRAM}"
+    if clock.expired:
+        return Bound(value_ms=None, source=source, layers=None)
     built = AllotmentProgram(instance, whole)
     outcome = solve_milp(built.program, clock, limit=limit, gap_limit=1e-6, integrality=whole, node_limit=node_limit)
-    source = f"{'milp' if whole else 'lp'}:{PROGRAM}"
     if outcome.status == "infeasible":
         return Bound(value_ms=None, source=source, layers=None, infeasible=True)
     layers = None
@@ -254,16 +282,23 @@ def allotment_bound(
     return Bound(value_ms=value, source=source, layers=layers)
 
 
-def least_area_allotment(instance: Instance, clock: Clock, stretch: float) -> tuple[tuple[float, ...], ...] | None:
-    """Return fractional layers per component and choice of least total area within `stretch` times the relaxation.
+def least_area_allotments(
+    instance: Instance, clock: Clock, stretches: Sequence[float]
+) -> Iterator[tuple[tuple[float, ...], ...]]:
+    """Yield fractional layers per component and choice of least total area, for each stretch of the relaxation's end.
 
-    None where the relaxation has no solution.
+    Ends with the budget, and at once where the relaxation has no solution.
     """
+    if clock.expired:
+        return
     built = AllotmentProgram(instance, whole=False)
     if solve_milp(built.program, clock, gap_limit=0.0, integrality=False).objective is None:
-        return None
-    built.program += built.latest <= float(built.latest.value()) * stretch
+        return
+    shortest_ms = float(built.latest.value())
     built.program.setObjective(pulp.lpSum(built.area))
-    if solve_milp(built.program, clock, gap_limit=0.0, integrality=False).objective is None:
-        return None
-    return tuple(tuple(float(x.value() or 0.0) for x in each) for each in built.layers)
+    ends_in_time = built.latest <= shortest_ms
+    built.program += ends_in_time
+    for stretch in stretches:
+        ends_in_time.changeRHS(shortest_ms * stretch)
+        if solve_milp(built.program, clock, gap_limit=0.0, integrality=False).objective is not None:
+            yield tuple(tuple(float(x.value() or 0.0) for x in each) for each in built.layers)

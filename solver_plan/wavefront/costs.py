@@ -1,6 +1,7 @@
 """What slices cost: time of a layer, bytes on a device, milliseconds of a transfer. The formulas of `documents.md`."""
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from solver_plan.wavefront.plan import Slice
@@ -107,43 +108,67 @@ def device_memory_bytes(problem: WavefrontProblem, slices: Iterable[Slice]) -> l
 
     A layer touched in modes that hold different shares of its state counts with the largest.
     """
-    state: list[dict[tuple[tuple[str, str], int], int]] = [{} for _ in range(problem.cluster.devices)]
     total = [0] * problem.cluster.devices
+    held: dict[tuple[str, str], list[_Span]] = {}
     for piece in slices:
         component = problem.component_of[piece.component]
         choice = choice_of(component, piece)
         assert choice is not None
-        layers = piece.layers[1] - piece.layers[0]
-        activations = -int(-choice.activation_bytes * layers // 1)
-        key = parameters_of(component)
+        first, end = piece.layers
+        activations = -int(-choice.activation_bytes * (end - first) // 1)
         for device in piece.devices:
             total[device] += activations
-            if choice.state_bytes == 0:
-                continue
-            held = state[device]
-            for layer in range(*piece.layers):
-                held[key, layer] = max(held.get((key, layer), 0), choice.state_bytes)
-    return [held + sum(layers_held.values()) for held, layers_held in zip(total, state, strict=True)]
+        if choice.state_bytes:
+            span = _Span(first, end, piece.devices, choice.state_bytes)
+            held.setdefault(parameters_of(component), []).append(span)
+    for spans in held.values():
+        for layers, largest in _alike(spans):
+            for device, size in largest.items():
+                total[device] += layers * size
+    return total
 
 
 def device_reduction_ms(problem: WavefrontProblem, slices: Iterable[Slice]) -> list[float]:
     """Return how long each device reduces the gradients of layers that it shares with other devices."""
     cluster = problem.cluster
-    reduced: dict[tuple[tuple[str, str], int], dict[int, int]] = {}
+    total = [0.0] * cluster.devices
+    reduced: dict[tuple[str, str], list[_Span]] = {}
     for piece in slices:
         component = problem.component_of[piece.component]
         choice = choice_of(component, piece)
         assert choice is not None
-        if choice.gradient_bytes == 0:
-            continue
-        key = parameters_of(component)
-        for layer in range(*piece.layers):
-            holders = reduced.setdefault((key, layer), {})
-            for device in piece.devices:
-                holders[device] = max(holders.get(device, 0), choice.gradient_bytes)
-    total = [0.0] * cluster.devices
-    for holders in reduced.values():
-        held_by = list(holders)
-        for device, size in holders.items():
-            total[device] += reduction_ms(cluster, size, held_by)
+        if choice.gradient_bytes:
+            span = _Span(*piece.layers, piece.devices, choice.gradient_bytes)
+            reduced.setdefault(parameters_of(component), []).append(span)
+    for spans in reduced.values():
+        for layers, largest in _alike(spans):
+            holders = list(largest)
+            ms = {size: layers * reduction_ms(cluster, size, holders) for size in set(largest.values())}
+            for device, size in largest.items():
+                total[device] += ms[size]
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Layers of one set of weights on devices, with bytes of a layer on each."""
+
+    first: int
+    end: int
+    devices: tuple[int, ...]
+    size_bytes: int
+
+
+def _alike(spans: Sequence[_Span]) -> Iterator[tuple[int, dict[int, int]]]:
+    """Yield, for layers in a row that the same spans cover, their number and the largest size on each device."""
+    waiting = sorted(spans, key=lambda span: span.first, reverse=True)
+    here: list[_Span] = []
+    for first, end in itertools.pairwise(sorted({edge for span in spans for edge in (span.first, span.end)})):
+        here = [span for span in here if span.end > first]
+        while waiting and waiting[-1].first == first:
+            here.append(waiting.pop())
+        largest: dict[int, int] = {}
+        for span in here:
+            for device in span.devices:
+                largest[device] = max(largest.get(device, 0), span.size_bytes)
+        yield end - first, largest

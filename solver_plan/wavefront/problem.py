@@ -45,7 +45,7 @@ class Cluster:
 
     def in_one_node(self, devices: Sequence[int]) -> bool:
         """Tell whether all the devices are on one node."""
-        return len({self.node_of(device) for device in devices}) <= 1
+        return not devices or self.node_of(min(devices)) == self.node_of(max(devices))
 
     def ms_to_move(self, size_bytes: float, within_node: bool) -> float:
         """Return the milliseconds that moving data takes, 0 where the bandwidth is not given."""

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Sequence
 
 from solver_plan.solving import Clock
-from solver_plan.wavefront.bounds import least_area_allotment
+from solver_plan.wavefront.bounds import least_area_allotments
 from solver_plan.wavefront.instance import Instance
 from solver_plan.wavefront.schedule import Segment
 
@@ -19,10 +19,7 @@ Allotment = list[list[tuple[int, int]]]
 def allotted_lists(instance: Instance, clock: Clock) -> list[tuple[float, list[Segment]]]:
     """Return list schedules as (makespan, segments), best first."""
     found: list[tuple[float, list[Segment]]] = []
-    for stretch in STRETCHES:
-        fractions = least_area_allotment(instance, clock, stretch)
-        if fractions is None:
-            continue
+    for fractions in least_area_allotments(instance, clock, STRETCHES):
         for widest_first in (True, False):
             allotment = [
                 sorted(_whole(instance.layers[c], fractions[c]), reverse=widest_first) for c in instance.components

@@ -48,10 +48,17 @@ def task_groups(instance: Instance) -> Schedule:
             if not fitting:
                 return sequential(instance)
             members[min(fitting, key=busy_ms)].append(task)
+    widest = {
+        host: max(instance.choices[c][-1].devices for task in members[host] for c in tasks[task]) for host in hosts
+    }
+    busy = {host: busy_ms(host) for host in hosts}
     while used < instance.devices:
-        gaining = sorted(hosts, key=lambda host: (-busy_ms(host), host))
-        size[gaining[0]] += 1
-        used += 1
+        slowest = min(hosts, key=lambda host: (-busy[host], host))
+        # no mode has more devices than the widest: the slowest stays so
+        more = 1 if size[slowest] < widest[slowest] else instance.devices - used
+        size[slowest] += more
+        used += more
+        busy[slowest] = busy_ms(slowest)
     groups = {}
     first = 0
     for host in hosts:

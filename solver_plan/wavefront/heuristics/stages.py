@@ -57,10 +57,14 @@ def _earliest_first(instance: Instance, runs: list[list[Run]], longest_first: bo
     open_components = {c for c in instance.components if not waiting[c]}
     order: list[Run] = []
 
+    def left_ms(c: int) -> float:
+        return sum((run.end - run.first) * instance.choices[c][run.choice].layer_ms for run in runs[c][at[c] :])
+
+    left = [left_ms(c) for c in range(len(runs))]
+
     def urgency(c: int) -> tuple[float, float, int]:
         start = max(ready[c], *(free[device] for device in runs[c][at[c]].devices))
-        left = sum((run.end - run.first) * instance.choices[c][run.choice].layer_ms for run in runs[c][at[c] :])
-        return start, -left if longest_first else left, c
+        return start, -left[c] if longest_first else left[c], c
 
     while open_components:
         c = min(open_components, key=urgency)
@@ -73,6 +77,7 @@ def _earliest_first(instance: Instance, runs: list[list[Run]], longest_first: bo
         ready[c] = end
         order.append(run)
         at[c] += 1
+        left[c] = left_ms(c)
         if at[c] == len(runs[c]):
             open_components.remove(c)
             for after in instance.successors[c]:
