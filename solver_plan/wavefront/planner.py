@@ -93,20 +93,24 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
     """Fill the incumbent; True if the search ran to its end rather than into a limit."""
     total = clock.remaining
 
+    def done() -> bool:
+        return incumbent.closed or (clock.expired and incumbent.plan is not None)
+
     def offer(schedule: Schedule, source: str) -> bool:
         return incumbent.offer(plan_of(instance, schedule), source)
 
-    for name, baseline in BASELINES.items():
-        if heuristic in (None, name):
-            schedule = baseline(instance)
-            if fits(instance, schedule):
-                offer(schedule, f"heuristic:{name}")
+    baselines = {name: baseline(instance) for name, baseline in BASELINES.items()}
+    for name, schedule in baselines.items():
+        if heuristic in (None, name) and fits(instance, schedule):
+            offer(schedule, f"heuristic:{name}")
     incumbent.raise_bound(closed_form_bound(instance), "closed-form:area-and-paths")
     if heuristic in BASELINES:
         return True
+    if heuristic is None and done():
+        return False
     stages = []
     if heuristic is None and instance.memory_limit is not None:
-        stages = _fewest_stages(instance)
+        stages = _fewest_stages(instance, clock)
         for schedule in stages:
             offer(schedule, "heuristic:stages")
     homes = []
@@ -115,21 +119,29 @@ def _search(instance: Instance, clock: Clock, incumbent: Incumbent[WavefrontPlan
         for schedule in homes:
             offer(schedule, "heuristic:homes")
     waves = _spindle(instance, clock)
-    placed = [place_waves(instance, each) for each in waves[: 4 if instance.memory_limit is not None else 1]]
-    for schedule, placement_fits in placed:
-        if placement_fits:
-            offer(schedule, "heuristic:spindle")
+    placed: list[tuple[Schedule, bool]] = []
+    for each in waves[: 4 if instance.memory_limit is not None else 1]:
+        if placed and clock.expired:
+            break
+        placed.append(place_waves(instance, each))
+        if placed[-1][1]:
+            offer(placed[-1][0], "heuristic:spindle")
     if heuristic == "spindle":
         return True
+    if done():
+        return False
     of_waves = [_list_of(each) for each in waves[:SPINDLE_STARTS]]
-    search = _search_from(instance, clock, incumbent, offer, placed, [*homes, *stages[:1]], of_waves[:1])
+    dealt = [*homes, *stages[:1]]
+    search = _search_from(instance, clock, incumbent, offer, placed, dealt, of_waves[:1], list(baselines.values()))
     search.first(min(FIRST_LOOK, total * 0.03))
     relaxed = allotment_bound(instance, clock, whole=False)
     if relaxed.value_ms is not None:
         incumbent.raise_bound(relaxed.value_ms, relaxed.source)
     of_program = [segments for _, segments in allotted_lists(instance, clock)[:ALLOTTED_STARTS]]
     lists = [*of_waves[:1], *of_program, *of_waves[1:]]
-    search = _search_from(instance, clock, incumbent, offer, placed, [*homes, *stages[:1]], lists)
+    if done():
+        return False
+    search = _search_from(instance, clock, incumbent, offer, placed, dealt, lists, list(baselines.values()))
     search.first(min(LONGEST_LOOK, total * 0.1))
     if incumbent.plan is None and isinstance(search, DeviceSearch):
         placement = place_or_explain(instance, clock, total * EXPLAIN_SHARE)
@@ -167,14 +179,14 @@ def _search_from(
     placed: list[tuple[Schedule, bool]],
     dealt: list[Schedule],
     lists: list[list[Segment]],
+    baselines: list[Schedule],
 ) -> CapacitySearch | DeviceSearch:
     """Return the search that suits the problem: from lists, or where device sets matter from all sorts of schedules."""
     if not _devices_matter(instance):
         return CapacitySearch(instance, clock, incumbent, offer, lists)
     schedules = dealt + [schedule for schedule, _ in placed[:1]]
     schedules += [with_devices(instance, each) for each in lists[:3]]
-    schedules += [baseline(instance) for baseline in BASELINES.values()]
-    return DeviceSearch(instance, clock, incumbent, offer, schedules)
+    return DeviceSearch(instance, clock, incumbent, offer, schedules + baselines)
 
 
 def _devices_matter(instance: Instance) -> bool:
@@ -195,9 +207,11 @@ def _best_homes(instance: Instance, clock: Clock, limit: float) -> list[Schedule
     return [schedule for *_, schedule in sorted(found)[:HOMES]]
 
 
-def _fewest_stages(instance: Instance) -> list[Schedule]:
+def _fewest_stages(instance: Instance, clock: Clock) -> list[Schedule]:
     """Return the pipelines of the fewest groups with which any keeps the memory limit, shortest first."""
     for schedules in staged(instance):
+        if clock.expired:
+            break
         fitting = [schedule for schedule in schedules if fits(instance, schedule)]
         if fitting:
             return sorted(fitting, key=lambda schedule: max(end for _, end in earliest_times(instance, schedule)))
