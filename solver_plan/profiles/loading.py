@@ -64,7 +64,7 @@ def _described(source: str) -> object:
         return function()
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _LOG.debug("describing %s failed", source, exc_info=True)
         raise InputError(f"{source}: the function raised {_one_line(error)}; correct the model file") from None
 
@@ -106,7 +106,7 @@ def _load_module(source: str, name: str) -> ModuleType:
                 f"{source}: found no module {error.name!r}; install it, or name a file as file.py:function"
             ) from None
         raise InputError(f"{source}: the file imports {error.name!r}, which is not installed; install it") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _LOG.debug("importing %s failed", source, exc_info=True)
         raise InputError(f"{source}: importing it raised {_one_line(error)}; correct the model file") from None
 
@@ -156,5 +156,5 @@ def _functions(module: ModuleType) -> list[str]:
     ]
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

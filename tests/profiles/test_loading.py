@@ -62,6 +62,8 @@ def test_a_file_of_the_same_name_elsewhere_is_another_module(tmp_path: Path) -> 
         ("def net(): return 3\n", "net", r"found int returned; the function returns a ModelDescription"),
         ("def net(): raise KeyError('x')\n", "net", r"the function raised KeyError: 'x'; correct the model file"),
         ("import nothing_of_that_name\n", "net", r"the file imports 'nothing_of_that_name', which is not installed"),
+        ("import sys\ndef net(): sys.exit(3)\n", "net", r"the function raised SystemExit: 3; correct the model file"),
+        ("import sys\nsys.exit(3)\n", "net", r"importing it raised SystemExit"),
         ("def net(:\n", "net", r"importing it raised SyntaxError"),
     ],
 )
