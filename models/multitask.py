@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from solver_plan.errors import InputError
 from solver_plan.wavefront.contraction import OperatorNode, operator_graph
 
 BYTES_PER_ELEMENT = 2
@@ -27,6 +28,12 @@ class Tower:
     gated: bool = False
     frozen: bool = False
 
+    def __post_init__(self) -> None:
+        if self.layers < 1 or (self.feed_forward is not None and self.feed_forward < 1):
+            raise InputError(
+                f"tower {self.name}: found {self.layers} layers, width {self.feed_forward}; at least 1 each"
+            )
+
     @property
     def wide(self) -> int:
         """Width of the feed-forward."""
@@ -39,7 +46,7 @@ class Tower:
 
     def operators(self, task: str, batch: int, tokens: int | None = None) -> list[OperatorNode]:
         """Return the layers for a task's batch; work is 2 FLOPs a parameter and token, and the attention scores."""
-        length = tokens or self.tokens
+        length = self.tokens if tokens is None else tokens
         stream = batch * length * self.hidden * BYTES_PER_ELEMENT
         return [
             OperatorNode(
@@ -72,6 +79,14 @@ class Task:
     tokens: tuple[int, ...] | None = None
     """Tokens of each stage, where they are not the towers' own."""
 
+    def __post_init__(self) -> None:
+        if not self.stages or not all(self.stages):
+            raise InputError(f"task {self.name}: found a stage without towers, or no stage; each needs one")
+        if self.tokens is not None and len(self.tokens) != len(self.stages):
+            raise InputError(
+                f"task {self.name}: found {len(self.tokens)} tokens; one of each of {len(self.stages)} stages"
+            )
+
     def component(self, tower: Tower) -> str:
         """Return the name of the component that a tower becomes."""
         return f"{self.name}/{tower.name}"
@@ -86,7 +101,7 @@ def graph_of(tasks: Sequence[Task]) -> "nx.DiGraph[OperatorNode]":
         for at, stage in enumerate(task.stages):
             last = []
             for tower in stage:
-                layers = tower.operators(task.name, task.batch, task.tokens[at] if task.tokens else None)
+                layers = tower.operators(task.name, task.batch, None if task.tokens is None else task.tokens[at])
                 operators += layers
                 edges += list(itertools.pairwise(layers))
                 edges += [(each, layers[0]) for each in before]

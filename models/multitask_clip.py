@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from models.multitask import Task, Tower, graph_of
+from solver_plan.errors import InputError
 from solver_plan.profiles.multitask import MultitaskDescription
 
 VISION = Tower(name="vision", layers=32, hidden=1280, heads=16, tokens=257)
@@ -60,6 +61,8 @@ def describe(name: str, pairs: Sequence[tuple[Tower, Tower, int]], inputs: Input
 
 def multitask_clip(tasks: int) -> MultitaskDescription:
     """Return the first `tasks` of ten tasks."""
+    if not 1 <= tasks <= len(PAIRS):
+        raise InputError(f"multitask_clip: found {tasks} tasks; from 1 to {len(PAIRS)}")
     return describe(f"multitask-clip-{tasks}", PAIRS[:tasks], Inputs())
 
 

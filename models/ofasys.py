@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from models.multitask import Task, Tower, graph_of
+from solver_plan.errors import InputError
 from solver_plan.profiles.multitask import MultitaskDescription
 
 IMAGE = Tower(name="image-adaptor", layers=24, hidden=1024, heads=16, tokens=256)
@@ -42,6 +43,8 @@ def describe(name: str, tasks: Sequence[Task], features: int, vocabulary: int) -
 
 def ofasys(tasks: int) -> MultitaskDescription:
     """Return the first `tasks` of seven tasks."""
+    if not 1 <= tasks <= len(TASKS):
+        raise InputError(f"ofasys: found {tasks} tasks; from 1 to {len(TASKS)}")
     made = []
     for name, batch, adaptor, tokens in TASKS[:tasks]:
         towers = (ENCODER, DECODER) if adaptor is None else (adaptor, ENCODER, DECODER)

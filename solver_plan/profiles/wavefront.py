@@ -7,6 +7,8 @@ milliseconds.
 
 from collections.abc import Sequence
 
+import networkx as nx
+
 from solver_plan.documents import computed_from
 from solver_plan.errors import InputError
 from solver_plan.profiles.cluster import ClusterDescription
@@ -46,8 +48,11 @@ def profile_wavefront(
     Raises
     ------
     InputError
-        If the device has no 16-bit arithmetic, or no degree fits a component.
+        If the operators are no graph, the device has no 16-bit arithmetic, or no degree fits a component.
     """
+    if not isinstance(description.operators, nx.DiGraph):
+        found_type = type(description.operators).__name__
+        raise InputError(f"{description.name}: operators: found {found_type}; make them with operator_graph")
     device = cluster.device
     found = next((device.arithmetic[kind] for kind in DATA_TYPES if kind in device.arithmetic), None)
     if found is None:

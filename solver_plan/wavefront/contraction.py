@@ -4,12 +4,25 @@ Operators i -> j merge where i has no other successor, j no other predecessor, a
 and task. What results is a graph of chains of equal layers: the components of a wavefront problem.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import networkx as nx
 
+from solver_plan.documents.fields import LARGEST_NUMBER
+from solver_plan.documents.reading import short
 from solver_plan.errors import InputError
+
+LEAST_OF_FIELD = {
+    "batch": 1,
+    "sequence": 1,
+    "hidden": 1,
+    "parameters": 0,
+    "forward_flops": 0,
+    "output_bytes": 0,
+    "activation_bytes": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +47,16 @@ class OperatorNode:
     """Kept for the backward."""
     frozen: bool = False
     """Its parameters are not trained and nothing before it needs a gradient: no backward."""
+
+    def __post_init__(self) -> None:
+        for field, least in LEAST_OF_FIELD.items():
+            value = getattr(self, field)
+            kinds = int | float if field == "forward_flops" else int
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= LARGEST_NUMBER:
+                raise InputError(
+                    f"operator {self.name}: {field}: found {short(value)}; "
+                    f"{'a number' if kinds is not int else 'a whole number'} from {least} to {LARGEST_NUMBER:g}"
+                )
 
     @property
     def alike(self) -> tuple[object, ...]:
@@ -63,13 +86,16 @@ class Chain:
 def operator_graph(
     operators: Iterable[OperatorNode], edges: Iterable[tuple[OperatorNode, OperatorNode]]
 ) -> "nx.DiGraph[OperatorNode]":
-    """Return the directed graph of operators. Raises `InputError` for a cycle or a name used twice."""
+    """Return the directed graph of operators. Raises `InputError` for a cycle, a name used twice, or none at all."""
     graph: nx.DiGraph[OperatorNode] = nx.DiGraph()
-    graph.add_nodes_from(operators)
+    listed = list(operators)
+    graph.add_nodes_from(listed)
     graph.add_edges_from(edges)
-    names = [operator.name for operator in graph]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    times = Counter(operator.name for operator in [*listed, *(set(graph) - set(listed))])
+    if not times:
+        raise InputError("the operator graph is empty: describe at least one task")
+    twice = next((name for name, count in times.items() if count > 1), None)
+    if twice is not None:
         raise InputError(f"operator {twice!r} is in the graph twice: names are unique")
     if not nx.is_directed_acyclic_graph(graph):
         cycle = " -> ".join(before.name for before, _ in nx.find_cycle(graph))
