@@ -37,6 +37,10 @@ class Instance:
         """Bytes of a device."""
         return self.cluster.memory_bytes_per_device
 
+    def keeps_memory(self, device_memory_bytes: Sequence[int]) -> bool:
+        """Tell whether no device holds more than the limit, if there is one."""
+        return self.memory_limit is None or max(device_memory_bytes) <= self.memory_limit
+
     def shortest_ms(self, component: int) -> float:
         """Return the least time that all layers of a component take."""
         return self.layers[component] * min(choice.layer_ms for choice in self.choices[component])

@@ -200,7 +200,8 @@ def _best_homes(instance: Instance, clock: Clock, limit: float) -> list[Schedule
     for number, schedule in enumerate(at_home(instance)):
         predicted = plan_of(instance, schedule).predicted
         assert predicted is not None
-        found.append((not fits(instance, schedule), predicted.makespan_ms, number, schedule))
+        fitting = instance.keeps_memory(predicted.device_memory_bytes)
+        found.append((not fitting, predicted.makespan_ms, number, schedule))
         clock.spend(SECONDS_PER_HOME * len(schedule.order) * len(instance.layers))
         if clock.remaining < end_at:
             break
@@ -220,12 +221,11 @@ def _fewest_stages(instance: Instance, clock: Clock) -> list[Schedule]:
 
 def fits(instance: Instance, schedule: Schedule) -> bool:
     """Tell whether a schedule keeps the memory limit."""
-    limit = instance.memory_limit
-    if limit is None:
+    if instance.memory_limit is None:
         return True
     predicted = plan_of(instance, schedule).predicted
     assert predicted is not None
-    return max(predicted.device_memory_bytes) <= limit
+    return instance.keeps_memory(predicted.device_memory_bytes)
 
 
 def _spindle(instance: Instance, clock: Clock) -> list[list[Wave]]:

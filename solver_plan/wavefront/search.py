@@ -72,11 +72,8 @@ class Search(ABC):
     neighbourhood_limit: float = NEIGHBOURHOOD_LIMIT
     neighbourhood_size: int = NEIGHBOURHOOD_SIZE
     largest_neighbourhood: int = LARGEST_NEIGHBOURHOOD
-    growth: int = LARGEST_NEIGHBOURHOOD
-    """From one more component than this on, each one doubles the limit."""
     patience: int = 1
-    """Neighbourhoods without a better plan, relative to the components, after which larger ones are tried: fewer in
-    proportion where the limit is higher."""
+    """Neighbourhoods without a better plan, relative to the components, after which larger ones are tried."""
     neighbourhoods_at_once: int = 1
     """Each in a thread of its own."""
 
@@ -155,7 +152,8 @@ class Search(ABC):
     def neighbourhoods(self, share: float) -> None:
         """Re-optimise components that run at one time, belong together, or any few, for a share of the budget."""
         size = self.neighbourhood_size
-        failed, longer = 0, 1
+        failed = 0
+        limit = min(self.neighbourhood_limit, share * LARGEST_NEIGHBOURHOOD_SHARE)
         tried: set[frozenset[int]] = set()
         end_at = self.clock.remaining - share
         at_work: set[Future[Take]] = set()
@@ -166,7 +164,6 @@ class Search(ABC):
                     continue
                 while len(at_work) < self.neighbourhoods_at_once:
                     self.clock.spend(SECONDS_PER_NEIGHBOURHOOD)
-                    limit = min(self.neighbourhood_limit * longer, share * LARGEST_NEIGHBOURHOOD_SHARE)
                     work = self.neighbourhood_work(self._untried(size, tried), limit)
                     at_work.add(threads.submit(work))
                 ended, at_work = wait(at_work, return_when=FIRST_COMPLETED)
@@ -176,7 +173,7 @@ class Search(ABC):
                         tried.clear()
                     else:
                         failed += 1
-                if failed > self.patience * len(self.instance.layers) // longer:
+                if failed > self.patience * len(self.instance.layers):
                     failed = 0
                     size += 1
                     if size > min(self.largest_neighbourhood, len(self.instance.layers)):
@@ -185,7 +182,6 @@ class Search(ABC):
                         at_work = set()
                         tried.clear()
                         self.restart()
-                    longer = 2 ** max(0, size - self.growth)
             _take_all(at_work)
 
     def _untried(self, size: int, tried: set[frozenset[int]]) -> frozenset[int]:

@@ -28,7 +28,6 @@ MOST_COMPONENT_DEVICES = 100
 NEIGHBOURHOOD_LIMIT = 2.5
 NEIGHBOURHOOD_SIZE = 3
 """The same where device sets matter: annealing is stuck early there, and two components are soon proven best."""
-GROWTH = 4
 LARGEST_NEIGHBOURHOOD = 4
 PATIENCE = 2
 MOST_PROGRAMS_AT_ONCE = 8
@@ -48,7 +47,6 @@ class DeviceSearch(Search):
     neighbourhood_limit = NEIGHBOURHOOD_LIMIT
     neighbourhood_size = NEIGHBOURHOOD_SIZE
     largest_neighbourhood = LARGEST_NEIGHBOURHOOD
-    growth = GROWTH
     patience = PATIENCE
 
     def __init__(
@@ -150,10 +148,8 @@ class DeviceSearch(Search):
     def _take_solved(self, schedule: Schedule) -> bool:
         predicted = plan_of(self.instance, schedule).predicted
         assert predicted is not None
-        assert self.best is not None
-        limit = self.instance.memory_limit
-        beyond = limit is not None and max(predicted.device_memory_bytes) > limit
-        return not beyond and self._take(schedule, predicted.makespan_ms, 0.0, CP_SAT)
+        fits = self.instance.keeps_memory(predicted.device_memory_bytes)
+        return fits and self._take(schedule, predicted.makespan_ms, 0.0, CP_SAT)
 
     def _bound(self, bound_ms: float) -> None:
         if self.incumbent.objective is not None:
