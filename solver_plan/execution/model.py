@@ -6,7 +6,8 @@ ranks is said by PyTorch's parallel styles, in `TensorParallel`.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -193,6 +194,17 @@ def _built(layer: Layer, number: int, seed: int, dtype: torch.dtype, device: tor
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def blaming_make_batch() -> Iterator[None]:
+    """Within the block the model makes data: what it raises becomes an `InputError`."""
+    try:
+        yield
+    except Exception as error:
+        raise InputError(
+            f"model: `make_batch` raised {type(error).__name__}: {error}; correct the model file"
+        ) from error
+
+
 def boundary_shapes(model: Model, dtype: torch.dtype) -> list[tuple[TensorShape, ...]]:
     """Return the tensors before each operator and behind the last, without any storage.
 
@@ -203,12 +215,8 @@ def boundary_shapes(model: Model, dtype: torch.dtype) -> list[tuple[TensorShape,
     InputError
         If a module or `make_batch` raises.
     """
-    try:
+    with blaming_make_batch():
         batch = model.make_batch(META_ROWS, torch.Generator().manual_seed(0))
-    except Exception as error:
-        raise InputError(
-            f"model: `make_batch` raised {type(error).__name__}: {error}; correct the model file"
-        ) from error
     values = values_without_storage(batch.inputs, dtype)
     shapes = [shapes_of(values)]
     for layer in model.layers:

@@ -15,6 +15,7 @@ from solver_plan.execution.model import (
     Layer,
     TensorShape,
     Values,
+    blaming_make_batch,
     run_without_storage,
     shapes_of,
     values_without_storage,
@@ -187,12 +188,8 @@ def shapes_between(program: WaveProgram, model: MultitaskModel, dtype: torch.dty
 
 def _example(program: WaveProgram, model: MultitaskModel) -> MultitaskBatch:
     samples = dict.fromkeys(program.tasks, META_ROWS)
-    try:
+    with blaming_make_batch():
         batch = model.make_batch(samples, torch.Generator().manual_seed(0))
-    except Exception as error:
-        raise InputError(
-            f"model: `make_batch` raised {type(error).__name__}: {error}; correct the model file"
-        ) from error
     missing = [task for task in program.tasks if task not in batch]
     if missing:
         raise InputError(f"model: `make_batch` made no samples of task {missing[0]!r}, which it was asked for")
